@@ -73,7 +73,7 @@ def _as_message(item: object, where: str) -> Message:
     if unknown := sorted(str(key) for key in item.keys() - {"role", "content"}):
         raise RequestError(f"{where} has unknown fields: {', '.join(unknown)}", field=f"{where}.{unknown[0]}")
     try:
-        role = Role(item.get("role"))
+        role = Role(str(item.get("role")))
     except ValueError:
         known = ", ".join(Role)
         raise RequestError(

@@ -86,7 +86,9 @@ class SamplingParams:
 class Limits:
     """When a generation ends. Stop strings look at visible text; what matched is never sent."""
 
-    max_tokens: int | None = _option(None, "end after this many tokens; unset = to the end of the context", 1, 2**31 - 1)
+    max_tokens: int | None = _option(
+        None, "end after this many tokens; unset = to the end of the context", 1, 2**31 - 1
+    )
     min_tokens: int = _option(0, "the model may not end before this many tokens", 0, 2**31 - 1)
     max_time_s: float | None = _option(None, "end after this many seconds", high=1e9, above=0)
     stop: tuple[str, ...] = _option((), "end before this string; can be given more than once")
@@ -106,7 +108,8 @@ class Limits:
             raise RequestError("ignore_eos must be true or false", field="ignore_eos")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
-                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})", field="min_tokens"
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
+                field="min_tokens",
             )
 
 

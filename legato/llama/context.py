@@ -1,0 +1,118 @@
+"""A context: one KV stream per slot, and the forward pass over them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legato.core.errors import ConfigError, EngineError
+from legato.llama.batch import BatchBuffer, BatchRow
+from legato.llama.library import clear_log, load_library, recent_log
+from legato.llama.model import LlamaModel
+
+
+class FlashAttention(Enum):
+    AUTO = -1
+    OFF = 0
+    ON = 1
+
+
+class KVType(Enum):
+    """Element types of the KV cache; values are ggml's."""
+
+    F16 = 1
+    Q4_0 = 2
+    Q8_0 = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParams:
+    """context_length: tokens per slot. batch_tokens: the most tokens in one decode call. threads: both kinds of call."""
+
+    context_length: int
+    num_slots: int
+    batch_tokens: int
+    threads: int
+    flash_attention: FlashAttention
+    kv_type_k: KVType
+    kv_type_v: KVType
+
+
+class LlamaContext:
+    """Owned by one thread. Slots are numbered from 0; each holds `context_length` positions of its own."""
+
+    def __init__(self, model: LlamaModel, params: ContextParams) -> None:
+        """Raises ConfigError when libllama refuses these settings (its reason is in the text)."""
+        lib = self._lib = load_library()
+        raw = lib.llama_context_default_params()
+        raw.n_ctx = params.context_length * params.num_slots
+        raw.n_seq_max = params.num_slots
+        raw.n_batch = raw.n_ubatch = params.batch_tokens
+        raw.n_threads = raw.n_threads_batch = params.threads
+        raw.flash_attn_type = params.flash_attention.value
+        raw.type_k, raw.type_v = params.kv_type_k.value, params.kv_type_v.value
+        raw.kv_unified = False  # a stream per slot: idle neighbours cost nothing
+        raw.swa_full = False
+        raw.no_perf = True
+        clear_log()
+        self._handle = lib.llama_init_from_model(model.handle, raw)
+        if not self._handle:
+            raise ConfigError(
+                f"libllama cannot make a context of {params.num_slots} × {params.context_length} tokens "
+                f"with these settings: {recent_log() or 'no reason given'}"
+            )
+        self._memory = lib.llama_get_memory(self._handle)
+        self._batch = BatchBuffer(params.batch_tokens)
+        self._window = model.window
+        self._has_recurrent_state = model.has_recurrent_state
+        self.num_slots = params.num_slots
+        self.context_length = min(params.context_length, int(lib.llama_n_ctx_seq(self._handle)))
+        self.vocab_size = model.vocab.num_tokens
+
+    def decode(self, rows: Sequence[BatchRow]) -> NDArray[np.float32]:
+        """One forward pass. Returns logits [rows that want them, vocab]: libllama's buffer, valid to the next call.
+
+        Raises EngineError when the pass fails; the engine cannot go on after that.
+        """
+        num_logits = self._batch.fill(rows)
+        code = self._lib.llama_decode(self._handle, self._batch.raw)
+        if code != 0:
+            raise EngineError(
+                f"llama_decode returned {code} for {self._batch.raw.n_tokens} tokens: {recent_log() or 'no reason given'}"
+            )
+        if num_logits == 0:
+            return np.empty((0, self.vocab_size), dtype=np.float32)
+        pointer: Any = self._lib.llama_get_logits(self._handle)
+        return np.ctypeslib.as_array(pointer, shape=(num_logits, self.vocab_size))
+
+    def truncate(self, slot: int, length: int) -> bool:
+        """Forget the slot's positions from `length` on. False when this model cannot go back there: then the slot must
+        be cleared and read again."""
+        if length == 0:
+            self.clear(slot)
+            return True
+        if length > self.length(slot):
+            return False
+        if self._has_recurrent_state and length < self.length(slot):
+            return False
+        if self._window:
+            # A sliding window has dropped old cells, and seq_rm says True all the same.
+            first = int(self._lib.llama_memory_seq_pos_min(self._memory, slot))
+            if not 0 <= first <= max(0, length - self._window):
+                return False
+        return bool(self._lib.llama_memory_seq_rm(self._memory, slot, length, -1))
+
+    def clear(self, slot: int) -> None:
+        self._lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def length(self, slot: int) -> int:
+        """Positions that the slot holds."""
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    def close(self) -> None:
+        if self._handle:
+            self._lib.llama_free(self._handle)
+            self._handle = None
