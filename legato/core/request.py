@@ -178,7 +178,7 @@ def _check_numbers(params: Any) -> None:
     """Range and kind of every number field, by its declaration."""
     for f in fields(params):
         kinds = str(f.type)
-        if "int" not in kinds and "float" not in kinds or "tuple" in kinds or "Mapping" in kinds:
+        if ("int" not in kinds and "float" not in kinds) or "tuple" in kinds or "Mapping" in kinds:
             continue
         value = getattr(params, f.name)
         if value is None and "None" in kinds:

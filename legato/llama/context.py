@@ -30,7 +30,7 @@ class KVType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContextParams:
-    """context_length: tokens per slot. batch_tokens: the most tokens in one decode call. threads: both kinds of call."""
+    """context_length: tokens per slot. batch_tokens: the most tokens in one decode call. threads: for every call."""
 
     context_length: int
     num_slots: int
@@ -58,7 +58,7 @@ class LlamaContext:
         raw.swa_full = False
         raw.no_perf = True
         clear_log()
-        self._handle = lib.llama_init_from_model(model.handle, raw)
+        self._handle = lib.llama_init_from_model(model.weights.pointer, raw)
         if not self._handle:
             raise ConfigError(
                 f"libllama cannot make a context of {params.num_slots} × {params.context_length} tokens "
@@ -66,6 +66,7 @@ class LlamaContext:
             )
         self._memory = lib.llama_get_memory(self._handle)
         self._batch = BatchBuffer(params.batch_tokens)
+        self._weights = model.weights  # must outlive the context
         self._window = model.window
         self._has_recurrent_state = model.has_recurrent_state
         self.num_slots = params.num_slots
@@ -80,9 +81,8 @@ class LlamaContext:
         num_logits = self._batch.fill(rows)
         code = self._lib.llama_decode(self._handle, self._batch.raw)
         if code != 0:
-            raise EngineError(
-                f"llama_decode returned {code} for {self._batch.raw.n_tokens} tokens: {recent_log() or 'no reason given'}"
-            )
+            reason = recent_log() or "no reason given"
+            raise EngineError(f"llama_decode returned {code} for {self._batch.raw.n_tokens} tokens: {reason}")
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
         pointer: Any = self._lib.llama_get_logits(self._handle)
@@ -94,9 +94,10 @@ class LlamaContext:
         if length == 0:
             self.clear(slot)
             return True
-        if length > self.length(slot):
-            return False
-        if self._has_recurrent_state and length < self.length(slot):
+        held = self.length(slot)
+        if length >= held:
+            return length == held
+        if self._has_recurrent_state:
             return False
         if self._window:
             # A sliding window has dropped old cells, and seq_rm says True all the same.

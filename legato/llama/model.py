@@ -12,16 +12,32 @@ from legato.llama.vocab import Vocab
 Progress = Callable[[float], None]
 
 
-class LlamaModel:
-    """Weights and vocabulary. Close it after every context made from it; a context manager does so."""
+class Weights:
+    """Owns a `llama_model *`: freed with the last of the model, its vocabulary and its contexts that refers to it.
 
-    def __init__(self, handle: Any, path: Path) -> None:
+    So another thread may still be tokenizing while a model is being closed.
+    """
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+        self._free = load_library().llama_model_free
+
+    def __del__(self) -> None:
+        self._free(self.pointer)
+
+
+class LlamaModel:
+    """Weights and vocabulary."""
+
+    def __init__(self, weights: Weights, path: Path) -> None:
         self._lib = load_library()
-        self.handle = handle
+        self.weights = weights
         self.path = path
+        handle = weights.pointer
         prefix = self.metadata("tokenizer.ggml.add_space_prefix")
         self.vocab = Vocab(
             self._lib.llama_model_get_vocab(handle),
+            owner=weights,
             adds_space_prefix=None if prefix is None else prefix == "true",
         )
         self.train_context = int(self._lib.llama_model_n_ctx_train(handle))
@@ -50,30 +66,19 @@ class LlamaModel:
         handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not handle:
             raise ModelFileError(f"{path}: libllama cannot load this model: {recent_log() or 'no reason given'}")
-        return cls(handle, path)
+        return cls(Weights(handle), path)
 
     def metadata(self, key: str) -> str | None:
         """A scalar of the file's metadata, as text; None when it is not there."""
-        size = self._lib.llama_model_meta_val_str(self.handle, key.encode(), None, 0)
+        size = self._lib.llama_model_meta_val_str(self.weights.pointer, key.encode(), None, 0)
         if size < 0:
             return None
         buffer = ctypes.create_string_buffer(size + 1)
-        self._lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        self._lib.llama_model_meta_val_str(self.weights.pointer, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
     @property
     def chat_template(self) -> str | None:
         """The default chat template's source, untrusted; None when the file has none."""
-        source = self._lib.llama_model_chat_template(self.handle, None)
+        source = self._lib.llama_model_chat_template(self.weights.pointer, None)
         return source.decode("utf-8", "replace") if source else None
-
-    def close(self) -> None:
-        if self.handle:
-            self._lib.llama_model_free(self.handle)
-            self.handle = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()

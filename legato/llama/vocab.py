@@ -14,17 +14,19 @@ _SPM = 1  # llama_vocab_type: SentencePiece with byte fallback
 
 
 class Vocab:
-    """The vocabulary of a loaded model; alive as long as the model is. Thread-safe."""
+    """The vocabulary of a loaded model. Thread-safe."""
 
-    def __init__(self, handle: Any, *, adds_space_prefix: bool | None) -> None:
-        """handle: `llama_vocab *`. adds_space_prefix: what the model file says; None = what its type implies."""
+    def __init__(self, handle: Any, *, owner: object, adds_space_prefix: bool | None) -> None:
+        """handle: `llama_vocab *`, kept alive by `owner`. adds_space_prefix: the file's word; None = the type's."""
         self._lib = load_library()
+        self._owner = owner
         self._handle = handle
         self._pieces: dict[int, bytes] = {}
         self.num_tokens = int(self._lib.llama_vocab_n_tokens(handle))
         is_spm = self._lib.llama_vocab_type(handle) == _SPM
         self.adds_space_prefix = is_spm if adds_space_prefix is None else adds_space_prefix
         self.bos_id = int(self._lib.llama_vocab_bos(handle))
+        self.eos_id = int(self._lib.llama_vocab_eos(handle))
         self.adds_bos = bool(self._lib.llama_vocab_get_add_bos(handle))
 
     @property

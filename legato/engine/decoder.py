@@ -1,0 +1,40 @@
+"""What the engine needs from a model: a forward pass over slots, and its vocabulary."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legato.llama.batch import BatchRow
+
+Logits = NDArray[np.float32]
+
+
+class Decoder(Protocol):
+    """libllama's context, or a small fake with logits of its own."""
+
+    num_slots: int
+    context_length: int
+    vocab_size: int
+
+    def decode(self, rows: Sequence[BatchRow]) -> Logits:
+        """Logits [rows that want them, vocab], valid until the next call and free to be written to."""
+        ...
+
+    def truncate(self, slot: int, length: int) -> bool:
+        """Forget positions from `length` on; False when the model cannot go back there."""
+        ...
+
+    def clear(self, slot: int) -> None: ...
+
+
+class TokenTable(Protocol):
+    """The part of a vocabulary that decides what a token means."""
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def is_end(self, token: int) -> bool: ...
+
+    @property
+    def end_ids(self) -> NDArray[np.int64]: ...

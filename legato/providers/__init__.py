@@ -1,0 +1,1 @@
+"""Where answers come from. Each provider turns a request into a stream of events."""
