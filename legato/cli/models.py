@@ -251,4 +251,4 @@ def _shown(key: str, value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return format_bytes(value) if key.endswith("_bytes") else f"{value:,}"
-    return str(value)
+    return "".join(c if c.isprintable() else "?" for c in str(value))  # the file's own words, to a terminal

@@ -56,7 +56,8 @@ class _Reader:
         self._buffer = bytearray()
 
     def fail(self, what: str, advice: str = _AGAIN) -> ModelFileError:
-        return ModelFileError(f"{self.path}: {what}; {advice}")
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in what[:300])  # it may quote the file
+        return ModelFileError(f"{self.path}: {shown}; {advice}")
 
     def cut(self, needed: int) -> ModelFileError:
         return self.fail(f"truncated: the file has {self.size} bytes and {needed} or more are needed")
@@ -143,8 +144,8 @@ def check_model(path: Path) -> tuple[GGUFHeader, ...]:
     Raises ModelFileError when a part is missing or damaged, or when there is nothing to run in them.
     """
     paths = split_paths(path)
-    missing = [part for part in paths if not part.exists()]
-    if missing and len(paths) > 1:
+    missing = [part for part in paths if not part.exists()] if len(paths) > 1 else []
+    if missing:
         raise ModelFileError(
             f"{path}: {len(missing)} of the model's {len(paths)} parts are missing, first {missing[0].name}; "
             f"put them beside it or {_AGAIN}"

@@ -144,8 +144,8 @@ def _list_files(ref: HubRef) -> dict[str, RemoteFile]:
     for sibling in info.siblings or []:
         name = sibling.rfilename
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\\" in name or PARTIAL in path.parts:
-            continue  # a name that would leave the folder; no honest repository has one
+        if path.is_absolute() or {"..", PARTIAL} & set(path.parts) or "\\" in name or not name.isprintable():
+            continue  # a name that would leave the folder or write to the terminal; no honest repository has one
         size = sibling.lfs.size if sibling.lfs else sibling.size
         if size is not None:
             files[name] = RemoteFile(

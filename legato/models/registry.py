@@ -91,11 +91,10 @@ def resolve(name: str, *, download: bool = False) -> ResolvedModel:
         return _embedded()
     if name.startswith("hf:"):
         return _resolve_hub(parse_ref(name), download)
-    path = Path(name).expanduser() if name and "\0" not in name else None
-    if path is not None and path.is_file():
-        return _at_path(name, path)
-    if path is not None and path.is_dir():
-        raise ModelFileError(f"{name} is a folder; name the .gguf file in it")
+    if (path := _existing_path(name)) is not None:
+        if path.is_dir():
+            raise ModelFileError(f"{name} is a folder; name the .gguf file in it")
+        return ResolvedModel(name, split_paths(path), ModelSource.PATH)
     if found := _pulled_by_name(name):
         return found
     raise _unknown(name)
@@ -176,9 +175,14 @@ def _find_embedded() -> ResolvedModel | None:
     return None
 
 
-def _at_path(name: str, path: Path) -> ResolvedModel:
-    path = path.absolute()
-    return ResolvedModel(name, split_paths(path), ModelSource.PATH)
+def _existing_path(name: str) -> Path | None:
+    if not name:
+        return None
+    try:
+        path = Path(name).expanduser().absolute()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, a ~user that does not exist
+        return None
 
 
 def _resolve_hub(ref: HubRef, download: bool) -> ResolvedModel:
