@@ -14,7 +14,7 @@ import psutil
 from legato.core.errors import ConfigError, ContextLengthError, RequestError
 from legato.core.events import Finished, Started, StreamEvent, TextDelta
 from legato.core.messages import Message
-from legato.core.request import ChatRequest, CompletionRequest, Request
+from legato.core.request import ChatRequest, Request
 from legato.engine.config import EngineConfig
 from legato.engine.engine import Engine
 from legato.engine.mailbox import Mailbox
