@@ -96,7 +96,7 @@ def pull_command(ref: str) -> None:
 @click.argument("name", default="smollm2")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON instead of text.")
 def show_command(name: str, as_json: bool) -> None:
-    """Show what a model is and how much memory it takes. Raises an error for a damaged file.
+    """Show what a model is and how much memory it takes.
 
     \b
     Examples:
@@ -178,7 +178,7 @@ class ProgressBar:
 
 def _columns() -> int:
     try:
-        return max(20, os.get_terminal_size(sys.stderr.fileno()).columns)
+        return max(20, os.get_terminal_size(sys.stderr.fileno()).columns or 80)  # 0: a terminal of unknown size
     except (OSError, ValueError):
         return 80
 

@@ -78,23 +78,37 @@ def download(ref: HubRef, folder: Path, progress: Progress | None = None) -> tup
     with _mapped_errors(ref):
         files = _list_files(ref)
         wanted = [files[name] for name in choose(ref, list(files))]
-        partial = folder / PARTIAL
-        partial.mkdir(parents=True, exist_ok=True)
-        lock = partial / "lock"
+        # Kept for good, and away from what is cleaned up: a lock file that is deleted locks nobody out.
+        lock = folder.parent.parent / ".locks" / f"{ref.owner}--{ref.repo}"
+        lock.parent.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(lock):
-            missing = [file for file in wanted if not _is_complete(folder / file.name, file)]
-            _check_disk(missing, partial)
-            for file in missing:
-                _fetch(file, _partial_path(partial, file), progress)
-            # The first part goes last: a model counts as installed by its first file.
-            for file in reversed(missing):
-                target = folder / file.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                _partial_path(partial, file).replace(target)
-            lock.unlink(missing_ok=True)
-        if not any(partial.iterdir()):
-            partial.rmdir()
+            try:
+                _bring(wanted, folder, progress)
+            finally:
+                _drop_empty(folder / PARTIAL, folder, folder.parent)
         return tuple(folder / file.name for file in wanted)
+
+
+def _bring(wanted: Sequence[RemoteFile], folder: Path, progress: Progress | None) -> None:
+    partial = folder / PARTIAL
+    partial.mkdir(parents=True, exist_ok=True)
+    missing = [file for file in wanted if not _is_complete(folder / file.name, file)]
+    _check_disk(missing, partial)
+    for file in missing:
+        _fetch(file, _partial_path(partial, file), progress)
+    # The first part goes last: a model counts as installed by its first file.
+    for file in reversed(missing):
+        target = folder / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _partial_path(partial, file).replace(target)
+
+
+def _drop_empty(*folders: Path) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # not empty, or not there
 
 
 def choose(ref: HubRef, names: Sequence[str]) -> list[str]:

@@ -7,7 +7,13 @@ import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_files import (
+
+from legato.core.errors import ModelFileError
+from legato.models.ggml_types import FILE_TYPES, GGML_TYPES
+from legato.models.gguf import check_model, read_header
+from legato.models.header import SkippedArray
+from legato.models.registry import EMBEDDED, resolve
+from tests.models.model_files import (
     ARCHITECTURE,
     ARRAY,
     STRING,
@@ -20,12 +26,6 @@ from model_files import (
     write_model,
     write_split_model,
 )
-
-from legato.core.errors import ModelFileError
-from legato.models.ggml_types import FILE_TYPES, GGML_TYPES
-from legato.models.gguf import check_model, read_header
-from legato.models.header import SkippedArray
-from legato.models.registry import EMBEDDED, resolve
 
 
 def refused(path: Path, content: bytes) -> str:
