@@ -64,6 +64,11 @@ class EngineWorker:
         """Steps made so far; stands still when nobody is served."""
         return self._engine.num_steps
 
+    @property
+    def is_idle(self) -> bool:
+        """Nobody is being served and no command waits: a snapshot, for displays and tests."""
+        return self._engine.idle and self._commands.empty()
+
     def submit(self, sequences: list[Sequence]) -> Mailbox:
         """Start a request: one sequence per choice, all with one request id. Raises EngineError after a death."""
         request_id = sequences[0].request_id

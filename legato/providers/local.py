@@ -151,9 +151,9 @@ class LocalProvider:
         self._worker.close()
 
     @property
-    def num_steps(self) -> int:
-        """Engine steps so far; stands still when nobody is served."""
-        return self._worker.num_steps
+    def is_idle(self) -> bool:
+        """Nobody is being served: a snapshot."""
+        return self._worker.is_idle
 
     def _chat_ids(self, messages: tuple[Message, ...]) -> list[int]:
         vocab = self.vocab
