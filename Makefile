@@ -23,6 +23,7 @@ help:
 	@echo "make engine   compile the engine library anew for this processor"
 
 setup: $(VENV)/.dev
+	@echo "Ready. Next: make chat"
 
 chat: $(VENV)/.ready
 	@$(BIN)/legato chat
