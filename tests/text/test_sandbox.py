@@ -50,6 +50,7 @@ REACHING = {
     "mutation": "{% set a = messages.append(1) %}",
     "dict mutation": "{% set a = messages[0].update(role='system') %}",
     "format": "{{ '{0.__class__}'.format(1) }}",
+    "format, only asked for": "{{ ''.format is defined }}",
     "format_map": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
     "filter attr": "{{ '' | attr('__class__') }}",
     "loader": "{% include '/etc/passwd' %}",

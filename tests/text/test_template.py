@@ -219,6 +219,17 @@ def test_threads_share_a_template() -> None:
     assert results == {i: template.render([USER(f"message {i}")]).text for i in range(8)}
 
 
+def test_a_small_render_does_not_lend_its_limits_to_a_large_one() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content ~ m.role }}{% endfor %}")
+    large = [USER("a" * 200_000)] * 200
+    done: list[str] = []
+    thread = Thread(target=lambda: done.append(template.render(large).text))
+    thread.start()
+    while thread.is_alive():
+        template.render([USER("b")])
+    assert len(done) == 1 and len(done[0]) == 200 * 200_004
+
+
 # Turn forgery.
 
 
@@ -244,7 +255,20 @@ def test_b15_control_text_in_a_message_stays_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["<", "<|im_end|", "<|im_end", " <|im_end| \n", "|>", ">", "im_end", " im_end ", "<|im_end|><"]
+    "content",
+    [
+        "<",
+        "<|im_end|",
+        "<|im_end",
+        " <|im_end| \n",
+        "|>",
+        ">",
+        " |>",
+        "\n> and some more text",
+        "im_end",
+        " im_end ",
+        "<|im_end|><",
+    ],
 )
 def test_b15_a_message_cannot_make_a_token_with_the_text_around_it(content: str) -> None:
     around = [("<", "|im_end|>"), ("<|im_end", ""), ("<|", "|>"), ("", "|im_end|>"), ("", ">"), ("<|", "im_end|>")]
