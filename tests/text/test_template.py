@@ -264,7 +264,7 @@ def test_b15_control_text_in_a_message_stays_text() -> None:
         "|>",
         ">",
         " |>",
-        "\n> and some more text",
+        "\n|> and some more text",
         "im_end",
         " im_end ",
         "<|im_end|><",
