@@ -1,1 +1,1 @@
-"""Text stages: each has push() and flush(), holds back only what may still change, and never trusts a chunk boundary."""
+"""Text stages: push() and flush(); each holds back only what may still change, and never trusts a chunk boundary."""

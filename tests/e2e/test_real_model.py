@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_b58_a_random_seed_is_reported_and_replays(llm: LLM) -> None:
 
 
 def test_stream_equals_joined_for_every_reader(llm: LLM) -> None:
-    options = {"temperature": 0, "max_tokens": 20}
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
     joined = llm.chat(PROMPTS[0], **options)
     assert "".join(llm.stream(PROMPTS[0], **options).text()) == joined.text
     events = list(llm.stream(PROMPTS[0], **options))
@@ -242,7 +243,7 @@ def test_logprobs_add_up(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"flash_attention": "on"}, {"kv_type": "q8_0"}, {"kv_type": "q4_0"}], ids=str)
-def test_kv_types_and_flash_attention_answer(settings: dict[str, str]) -> None:
+def test_kv_types_and_flash_attention_answer(settings: dict[str, Any]) -> None:
     with legato.open("smollm2", slots=1, context=512, **settings) as llm:
         assert llm.complete("The capital of France is", temperature=0, max_tokens=3).text.startswith(" Paris")
 
@@ -263,7 +264,7 @@ def test_kv_types_and_flash_attention_answer(settings: dict[str, str]) -> None:
     ],
     ids=str,
 )
-def test_settings_out_of_range_are_refused_by_name(settings: dict[str, object]) -> None:
+def test_settings_out_of_range_are_refused_by_name(settings: dict[str, Any]) -> None:
     name = next(iter(settings))
     with pytest.raises(legato.ConfigError, match=name):
         legato.open("smollm2", **settings)

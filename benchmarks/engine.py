@@ -1,0 +1,212 @@
+"""Legato's engine against bare loops over libllama, in one process, interleaved.
+
+    python benchmarks/engine.py              all four figures, about three minutes
+    python benchmarks/engine.py single       one of: single, batch, cold, memory
+
+Prints medians and ratios; `--json FILE` keeps every number. Run it on a machine that does nothing else: each figure
+is a ratio of interleaved runs, so slow drifts cancel, but a neighbour's load does not.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+import legato
+from legato.core.request import ChatRequest
+from legato.llama.batch import BatchBuffer, BatchRow
+from legato.llama.library import load_library
+from legato.models.registry import resolve
+
+PROMPT = "Write a long story about a lighthouse keeper, her dog, and the ships that pass in the night. " * 5
+THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class BareLoop:
+    """llama_decode and argmax, nothing else: no scheduler, no text, no threads of its own."""
+
+    def __init__(self, path: Path, slots: int, context: int) -> None:
+        lib = self.lib = load_library()
+        self.model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified = context * slots, slots, False
+        params.n_batch = params.n_ubatch = 128
+        params.n_threads = params.n_threads_batch = THREADS
+        params.flash_attn_type, params.no_perf = 0, True
+        self.context = lib.llama_init_from_model(self.model, params)
+        self.memory = lib.llama_get_memory(self.context)
+        self.vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+        self.batch = BatchBuffer(128)
+
+    def decode(self, rows: list[BatchRow]) -> Any:
+        wanted = self.batch.fill(rows)
+        if self.lib.llama_decode(self.context, self.batch.raw) != 0:
+            sys.exit("llama_decode failed")
+        if not wanted:
+            return np.empty((0, self.vocab_size))
+        return np.ctypeslib.as_array(self.lib.llama_get_logits(self.context), shape=(wanted, self.vocab_size))
+
+    def generate(self, prompt: list[int], count: int, streams: int = 1) -> tuple[float, float]:
+        """(seconds to the first token, seconds from the first tokens to the last), all streams together."""
+        for slot in range(streams):
+            self.lib.llama_memory_seq_rm(self.memory, slot, -1, -1)
+        begin = time.perf_counter()
+        tokens = []
+        for slot in range(streams):
+            for start in range(0, len(prompt), 128):
+                chunk = prompt[start : start + 128]
+                logits = self.decode([BatchRow(slot, start, chunk, wants_logits=start + len(chunk) == len(prompt))])
+            tokens.append(int(logits[0].argmax()))
+        first = time.perf_counter()
+        for step in range(count - 1):
+            rows = [BatchRow(slot, len(prompt) + step, [tokens[slot]], wants_logits=True) for slot in range(streams)]
+            logits = self.decode(rows)
+            tokens = [int(row.argmax()) for row in logits]
+        return first - begin, time.perf_counter() - first
+
+
+def single(rounds: int) -> dict[str, Any]:
+    """One stream: tok/s of decode, and time to the first token."""
+    path = resolve("smollm2").path
+    bare = BareLoop(path, 1, 1024)
+    with legato.open("smollm2", slots=1, context=1024, threads=THREADS) as llm:
+        ids = llm._provider.prompt_ids(ChatRequest((legato.Message.user(PROMPT),)))
+        rows: dict[str, list[float]] = {"bare tok/s": [], "legato tok/s": [], "bare ttft": [], "legato ttft": []}
+        count = 128
+        for turn in range(rounds + 1):
+            ids[5] = 1000 + turn  # another prompt each time: nothing comes from cache
+            ttft, decode = bare.generate(ids, count)
+            begin = time.perf_counter()
+            stream = llm.stream_completion(ids, temperature=0, max_tokens=count, ignore_eos=True)
+            texts = stream.text()
+            pieces = iter(texts)
+            next(pieces)
+            ttft_legato = time.perf_counter() - begin
+            for _ in pieces:
+                pass
+            decode_legato = time.perf_counter() - begin - ttft_legato
+            if turn:  # the first round warms up
+                rows["bare tok/s"].append((count - 1) / decode)
+                rows["legato tok/s"].append((count - 1) / decode_legato)
+                rows["bare ttft"].append(ttft)
+                rows["legato ttft"].append(ttft_legato)
+    return _compare(f"single stream, {len(ids)} prompt tokens, {count} tokens", rows)
+
+
+def batch(rounds: int) -> dict[str, Any]:
+    """Eight streams at once: total tok/s of decode."""
+    path = resolve("smollm2").path
+    streams, count = 8, 96
+    bare = BareLoop(path, streams, 512)
+    with legato.open("smollm2", slots=streams, context=512, threads=THREADS) as llm:
+        prompt = llm.tokenize("Once upon a time, in a town by the sea, there lived")
+        rows: dict[str, list[float]] = {"bare tok/s": [], "legato tok/s": []}
+        for turn in range(rounds + 1):
+            _, decode = bare.generate(prompt, count, streams)
+            rate = _legato_batch(llm, prompt, streams, count)
+            if turn:
+                rows["bare tok/s"].append(streams * (count - 1) / decode)
+                rows["legato tok/s"].append(rate)
+    return _compare(f"{streams} streams, {count} tokens each", rows)
+
+
+def _legato_batch(llm: legato.LLM, prompt: list[int], streams: int, count: int) -> float:
+    """Decode tok/s of streams that start together: tokens after everyone's first, over the time they took."""
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": count, "ignore_eos": True}
+    running = [llm.stream_completion(prompt, **options) for _ in range(streams)]
+    answers = [stream.answer() for stream in running]
+    # Streams that start together decode together: the longest one spans the whole phase.
+    decode = max(answer.timing.decode_s for answer in answers)
+    return streams * (count - 1) / decode
+
+
+def cold(rounds: int) -> dict[str, Any]:
+    """`legato run hi` from process start to the first byte of the answer."""
+    command = [str(Path(sys.executable).with_name("legato")), "run", "hi", "--max-tokens", "8", "--temperature", "0"]
+    firsts = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            if not process.stdout.read(1):
+                sys.exit("legato run said nothing")
+            firsts.append(time.perf_counter() - begin)
+            process.stdout.read()
+    median = statistics.median(firsts)
+    print(f"cold start of `legato run hi` to the first byte: median {median:.3f} s (best {min(firsts):.3f})")
+    return {"what": "cold", "seconds": firsts, "median": median}
+
+
+def memory(rounds: int) -> dict[str, Any]:
+    """Resident memory over a thousand short generations."""
+    total = 1000 if rounds > 1 else 100
+    process = psutil.Process()
+    samples = []
+    with legato.open("smollm2", slots=4, context=512) as llm:
+        for done in range(0, total, 4):
+            running = [llm.stream(f"Say {done + i}.", max_tokens=4, seed=i, temperature=1) for i in range(4)]
+            for stream in running:
+                stream.answer()
+            if (done + 4) % (total // 10) == 0:
+                samples.append(process.memory_info().rss / 2**20)
+                print(f"\r{done + 4} generations: {samples[-1]:.1f} MiB", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    growth = samples[-1] - samples[0]
+    print(f"resident memory over {total} generations: {samples[0]:.1f} → {samples[-1]:.1f} MiB ({growth:+.1f})")
+    return {"what": "memory", "mib": samples, "growth_mib": growth}
+
+
+def _compare(title: str, rows: dict[str, list[float]]) -> dict[str, Any]:
+    print(title)
+    result: dict[str, Any] = {"what": title, "runs": rows}
+    for kind in ("tok/s", "ttft"):
+        if f"bare {kind}" not in rows:
+            continue
+        bare, ours = rows[f"bare {kind}"], rows[f"legato {kind}"]
+        if kind == "tok/s":
+            ratio = statistics.median(b / a for a, b in zip(bare, ours, strict=True))
+            print(
+                f"  tok/s: bare {statistics.median(bare):.1f}, legato {statistics.median(ours):.1f}, ratio {ratio:.3f}"
+            )
+            result["tok_s_ratio"] = ratio
+        else:
+            extra = 1000 * statistics.median(b - a for a, b in zip(bare, ours, strict=True))
+            medians = 1000 * statistics.median(bare), 1000 * statistics.median(ours)
+            print(f"  first token: bare {medians[0]:.1f} ms, legato {medians[1]:.1f} ms, difference {extra:+.1f} ms")
+            result["ttft_difference_ms"] = extra
+    return result
+
+
+FIGURES: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
+    "single": (single, 9),
+    "batch": (batch, 7),
+    "cold": (cold, 9),
+    "memory": (memory, 2),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", nargs="*", choices=[*FIGURES, []], help="which figures; all when left out")
+    parser.add_argument("--rounds", type=int, help="rounds per figure")
+    parser.add_argument("--json", type=Path, help="write every number to this file")
+    args = parser.parse_args()
+    results = []
+    for name in args.figure or FIGURES:
+        run, rounds = FIGURES[name]
+        results.append(run(args.rounds or rounds))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
