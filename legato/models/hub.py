@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from huggingface_hub import HfApi, hf_hub_url, is_offline_mode
+from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -146,7 +146,7 @@ def choose(ref: HubRef, names: Sequence[str]) -> list[str]:
 
 def _list_files(ref: HubRef) -> dict[str, RemoteFile]:
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
-    if is_offline_mode() or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise OfflineModeIsEnabled
     try:
         info = HfApi(endpoint=endpoint).model_info(ref.repo_id, files_metadata=True, timeout=_TIMEOUT_S)

@@ -7,6 +7,7 @@ them to a CDN. Every request is kept, so that tests can say what was sent.
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class LoopbackHub:
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)  # repository → name → content
     cut_after: list[int] = field(default_factory=list)  # the next downloads break off after so many bytes
     ignore_ranges: bool = False
+    hold_first_download_s: float = 0.0  # wait so long at most for both listing requests and a second download
+    another: threading.Event = field(default_factory=threading.Event)
     claim: dict[str, tuple[int, str]] = field(default_factory=dict)  # name → size and sha256 that the listing says
     gated: set[str] = field(default_factory=set)
     api_status: int = 200
@@ -95,6 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._api(rest.removeprefix("models/").partition("/revision/")[0])
         elif kind == "cdn":
             repo, _, name = rest.partition("@")
+            if self.state.hold_first_download_s:
+                self._hold()
             self._content(self.state.files[repo][name], request)
         else:
             repo, _, where = path.removeprefix("/").partition("/resolve/")
@@ -103,6 +108,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
             else:
                 self._answer(302, b"", {"Location": f"{self.state.cdn}/cdn/{repo}@{name}"})
+
+    def _hold(self) -> None:
+        if len(self.state.downloads()) > 1:
+            self.state.another.set()
+        deadline = time.monotonic() + 30
+        while sum(r.path.startswith("/api/models/") for r in self.state.seen) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.state.another.wait(self.state.hold_first_download_s)
 
     def _api(self, repo: str) -> None:
         state = self.state

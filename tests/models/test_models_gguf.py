@@ -172,6 +172,11 @@ MALFORMED = {
         gguf_bytes([entry("k", ARRAY, struct.pack("<IQ", 8, 90) + struct.pack("<Q", 2**63) + bytes(999))], OK),
         "truncated",
     ),
+    "a long array that ends past the end": (
+        gguf_bytes([entry("k", ARRAY, struct.pack("<IQ", 8, 90) + bytes(89 * 8) + struct.pack("<Q", 999))], []),
+        "truncated",
+    ),
+    "a key that would break the line": (gguf_bytes([entry("a\nb", 13, bytes(4))], OK), r"a\nb has value type"),
     "an odd alignment": (gguf_bytes([ARCHITECTURE, SMALL], OK), "48, which is not a power of two"),
     "a dimension of zero": (gguf_bytes([ARCHITECTURE], [tensor("a", (32, 0))]), "shape 32 × 0"),
     "no dimensions": (gguf_bytes([ARCHITECTURE], [tensor("a", ())]), "0 dimensions"),

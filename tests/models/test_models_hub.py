@@ -159,12 +159,17 @@ def test_a_hub_that_ignores_ranges_still_gives_the_right_file(hub: LoopbackHub, 
     assert pull(f"hf:{REPO}").path.read_bytes() == large
 
 
-def test_a_new_version_upstream_is_not_mixed_with_an_old_partial(hub: LoopbackHub, large: bytes, tiny: bytes) -> None:
+def test_a_new_version_upstream_is_not_mixed_with_an_old_partial(
+    hub: LoopbackHub, large: bytes, tmp_path: Path
+) -> None:
     hub.files[REPO] = {"t-Q8_0.gguf": large}
     with pytest.raises(Leave):
         pull(f"hf:{REPO}", interrupt_after(1_500_000))
-    hub.files[REPO] = {"t-Q8_0.gguf": tiny}
-    assert pull(f"hf:{REPO}").path.read_bytes() == tiny
+    newer = write_model(tmp_path / "newer.gguf", rows=8000, seed=1).read_bytes()
+    assert len(newer) == len(large)
+    hub.files[REPO] = {"t-Q8_0.gguf": newer}
+    assert pull(f"hf:{REPO}").path.read_bytes() == newer
+    assert hub.downloads()[1].range is None
 
 
 def test_what_is_here_is_not_fetched_again_but_what_changed_is(hub: LoopbackHub, tiny: bytes, large: bytes) -> None:
@@ -328,6 +333,7 @@ def test_the_environment_is_honoured_by_a_fresh_process(
 
 def test_two_pulls_at_once_fetch_the_file_once(hub: LoopbackHub, large: bytes, home: Path) -> None:
     hub.files[REPO] = {"t-Q8_0.gguf": large}
+    hub.hold_first_download_s = 1.0  # so that a second one, were there no lock, would begin beside it
     run = [sys.executable, "-c", SCRIPT, f"hf:{REPO}"]
     both = [
         subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ)) for _ in range(2)
@@ -336,4 +342,5 @@ def test_two_pulls_at_once_fetch_the_file_once(hub: LoopbackHub, large: bytes, h
         _, said = process.communicate(timeout=60)
         assert (process.returncode, said) == (0, b"")
     assert (home / "models" / REPO / "t-Q8_0.gguf").read_bytes() == large
-    assert hub.bytes_sent() == len(large)
+    assert [request.path for request in hub.seen].count(f"/api/models/{REPO}") == 2
+    assert len(hub.downloads()) == 1
