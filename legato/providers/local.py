@@ -1,40 +1,31 @@
 """The engine on this machine: a model file in, events out."""
 
 import itertools
-import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Self
 
-import psutil
-
-from legato.core.errors import ConfigError, ContextLengthError, RequestError
+from legato.core.errors import ContextLengthError, RequestError
 from legato.core.events import Finished, Started, StreamEvent, TextDelta
 from legato.core.messages import Message
 from legato.core.request import ChatRequest, Request
 from legato.engine.config import EngineConfig
 from legato.engine.engine import Engine
+from legato.engine.loader import load
 from legato.engine.mailbox import Mailbox
 from legato.engine.sequence import Sequence as EngineSequence
 from legato.engine.sequence import SequenceClock, SequenceOutput
 from legato.engine.worker import EngineWorker
-from legato.llama.context import ContextParams, FlashAttention, KVType, LlamaContext
+from legato.llama.context import LlamaContext
 from legato.llama.model import LlamaModel, Progress
 from legato.llama.samplers import SamplerSpace
-from legato.models.gguf import check_model
-from legato.models.header import GGUFHeader
-from legato.models.memory import ContextSettings, check_memory, largest_context
 from legato.text.detokenizer import Detokenizer
 from legato.text.stops import StopStrings
 from legato.text.template import ChatTemplate, split_control
 
-_KV_TYPE = {"f16": KVType.F16, "q8_0": KVType.Q8_0, "q4_0": KVType.Q4_0}
 _SEEDS = 2**32 - 1  # libllama reads 2**32 - 1 as "random"
-AUTO_CONTEXT = 8192  # tokens per slot when none is asked for: a long conversation, and memory left for others
-_LEAST_CONTEXT = 256
 
 
 class LocalStream:
@@ -96,9 +87,8 @@ class LocalProvider:
         that is loaded, 0 to 1.
         """
         config = config or EngineConfig()
-        params = _context_params(config, check_model(path))
-        model = LlamaModel.load(path, gpu_layers=config.gpu_layers, on_progress=on_progress)
-        return cls(name, model, LlamaContext(model, params), config)
+        model, context = load(path, config, on_progress)
+        return cls(name, model, context, config)
 
     def prompt_ids(self, request: Request) -> list[int]:
         """The prompt's token ids: a chat by its template, whose message text cannot become a control token.
@@ -178,42 +168,3 @@ def _events(outputs: list[SequenceOutput]) -> Iterator[StreamEvent]:
             yield TextDelta(text, index, token_ids, logprobs)
         if (end := run[-1].end) is not None:
             yield Finished(end.reason, end.usage, end.timing, index, end.stop_sequence)
-
-
-def _context_params(config: EngineConfig, headers: Sequence[GGUFHeader]) -> ContextParams:
-    """Settings filled in for this model and machine. Raises InsufficientMemoryError, ConfigError."""
-    batch_tokens = max(config.prefill_chunk, config.prefill_chunk_idle, config.slots)
-    trained = headers[0].n_ctx_train
-    # Off even for a lone stream: on a CPU its fast kernel only serves long chunks, and decoding at depth pays for it.
-    flash = FlashAttention.ON if config.flash_attention == "on" or config.kv_type != "f16" else FlashAttention.OFF
-    need = ContextSettings(
-        context_length=config.context or 1,
-        streams=config.slots,
-        type_k=config.kv_type,
-        type_v=config.kv_type,
-        ubatch=batch_tokens,
-        flash_attention=flash is FlashAttention.ON,
-    )
-    if config.context is None:
-        length = max(_LEAST_CONTEXT, min(trained or AUTO_CONTEXT, AUTO_CONTEXT, largest_context(headers, need)))
-        need = replace(need, context_length=length)
-    check_memory(headers, need)
-    if trained and need.context_length > trained:
-        raise ConfigError(f"context is {need.context_length}; this model was trained for {trained} tokens at most")
-    kv_type = _KV_TYPE[config.kv_type]
-    return ContextParams(
-        context_length=need.context_length,
-        num_slots=config.slots,
-        batch_tokens=batch_tokens,
-        threads=config.threads or _usable_cores(),
-        flash_attention=flash,
-        kv_type_k=kv_type,
-        kv_type_v=kv_type,
-    )
-
-
-def _usable_cores() -> int:
-    """Physical cores, or fewer where the process is bound to fewer."""
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    return max(1, min(cores, bound))
