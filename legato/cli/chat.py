@@ -4,11 +4,10 @@ import importlib
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from legato.api import LLM
 from legato.chat.interrupt import InterruptGuard
 from legato.chat.repl import Answering, ModelInfo, Repl
 from legato.chat.session import ChatSession
@@ -19,6 +18,9 @@ from legato.cli.options import CommonOptions, SectionCommand, common_options, ta
 from legato.cli.run import OutputOptions, answer_once, join_prompt
 from legato.cli.stdin import read_stdin
 from legato.core.messages import Message
+
+if TYPE_CHECKING:  # `open_model` imports it, while the model is being loaded
+    from legato.api import LLM
 
 PROMPT = "> "
 
@@ -64,7 +66,7 @@ def _converse(options: CommonOptions) -> None:
         ).run()
 
 
-def _asker(llm: LLM, options: CommonOptions) -> Callable[[tuple[Message, ...]], Answering]:
+def _asker(llm: "LLM", options: CommonOptions) -> Callable[[tuple[Message, ...]], Answering]:
     def ask(messages: tuple[Message, ...]) -> Answering:
         return llm.stream(messages, **options.generation)
 

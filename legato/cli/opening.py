@@ -1,38 +1,76 @@
-"""Opening the model of a command, and saying so when it takes time."""
+"""Opening the model of a command, and saying so when it takes time.
 
+Half of the time to the first word would be Python importing the API, the other half libllama loading the model. The
+second does not need the first, and runs outside the GIL: so it runs on a thread, beside the import.
+"""
+
+import importlib
 import sys
+import threading
+from typing import TYPE_CHECKING, Any
 
-from legato.api import LLM
-from legato.api import open as open_llm
 from legato.chat.interrupt import interrupt_kills
-from legato.chat.view import WaitNote
+from legato.chat.view import WaitNote, is_terminal
 from legato.cli.options import CommonOptions
 from legato.core.errors import UnknownModelError
-from legato.models.registry import pull, resolve
+from legato.engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    from legato.api import LLM
 
 _NOTE_AFTER_S = 1.0
 
 
-def open_model(options: CommonOptions) -> LLM:
+def open_model(options: CommonOptions) -> "LLM":
     """Fetch a model `hf:…` that is not here, with a progress bar; then load it. Raises what `legato.open` does."""
     if options.model.startswith("hf:"):
         _fetch(options.model)
+    config = EngineConfig(**options.engine)
     note = WaitNote(f"loading {options.model} …", _NOTE_AFTER_S)
     try:
         with interrupt_kills():
-            return open_llm(options.model, on_progress=note.share, **options.engine)
+            loading = _Loading(options.model, config, note)
+            api, local = importlib.import_module("legato.api"), importlib.import_module("legato.providers.local")
+            name, model, context = loading.result()
+            llm: LLM = api.LLM(local.LocalProvider(name, model, context, config))
+            return llm
     finally:
         note.clear()
 
 
-def _fetch(ref: str) -> None:
-    try:
-        resolve(ref)
-    except UnknownModelError:
-        from legato.cli.models import ProgressBar  # noqa: PLC0415  it is part of a command, and rarely needed here
+class _Loading:
+    """A model on its way into memory, on a thread of its own."""
 
-        bar = ProgressBar(on_terminal=sys.stderr is not None and sys.stderr.isatty())
+    def __init__(self, model: str, config: EngineConfig, note: WaitNote) -> None:
+        self._loaded: tuple[str, Any, Any] | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=[model, config, note], name="legato-load", daemon=True)
+        self._thread.start()
+
+    def result(self) -> tuple[str, Any, Any]:
+        """(name, model, context), when it is there. Raises what loading raised."""
+        self._thread.join()
+        if self._loaded is None:
+            assert self._error is not None
+            raise self._error
+        return self._loaded
+
+    def _run(self, name: str, config: EngineConfig, note: WaitNote) -> None:
         try:
-            pull(ref, bar.update)
+            resolved = importlib.import_module("legato.models.registry").resolve(name)
+            load = importlib.import_module("legato.engine.loader").load
+            self._loaded = (resolved.name, *load(resolved.path, config, note.share))
+        except BaseException as error:
+            self._error = error
+
+
+def _fetch(ref: str) -> None:
+    registry = importlib.import_module("legato.models.registry")
+    try:
+        registry.resolve(ref)
+    except UnknownModelError:
+        bar = importlib.import_module("legato.cli.models").ProgressBar(on_terminal=is_terminal(sys.stderr))
+        try:
+            registry.pull(ref, bar.update)
         finally:
             bar.close()

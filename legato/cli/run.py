@@ -3,11 +3,10 @@
 import dataclasses
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from legato.api import LLM, Answer, Choice, Stream
 from legato.chat.interrupt import InterruptGuard
 from legato.chat.view import AnswerWriter, Notices, WaitNote, stats_line
 from legato.cli.errors import INTERRUPTED
@@ -15,6 +14,9 @@ from legato.cli.opening import open_model
 from legato.cli.options import CommonOptions, SectionCommand, argument_text, common_options, take_common
 from legato.cli.stdin import read_stdin
 from legato.core.events import FinishReason
+
+if TYPE_CHECKING:  # `open_model` imports it, while the model is being loaded
+    from legato.api import LLM, Answer, Choice, Stream
 
 _NOTE_AFTER_S = 2.0
 _NO_PROMPT = 'there is no prompt; give one, as in: legato run "Why is the sky blue?", or pipe text in'
@@ -94,14 +96,14 @@ def answer_once(text: str, options: CommonOptions, output: OutputOptions) -> boo
         return guard.was_hit
 
 
-def _start(llm: LLM, text: str, options: CommonOptions, output: OutputOptions) -> Stream:
+def _start(llm: "LLM", text: str, options: CommonOptions, output: OutputOptions) -> "Stream":
     if output.is_raw:
         return llm.stream_completion(text, **options.generation)
     messages = [{"role": "system", "content": options.system}] if options.system else []
     return llm.stream([*messages, {"role": "user", "content": text}], **options.generation)
 
 
-def _follow(stream: Stream, note: WaitNote, writer: AnswerWriter | None) -> Answer:
+def _follow(stream: "Stream", note: WaitNote, writer: AnswerWriter | None) -> "Answer":
     """Read to the end, writing what comes if there is a writer."""
 
     def show(text: str) -> None:
@@ -117,7 +119,7 @@ def _follow(stream: Stream, note: WaitNote, writer: AnswerWriter | None) -> Answ
             writer.end()
 
 
-def _finish(answer: Answer, writer: AnswerWriter, output: OutputOptions) -> None:
+def _finish(answer: "Answer", writer: AnswerWriter, output: OutputOptions) -> None:
     if output.as_json:
         writer.write(json.dumps(as_json_value(answer), ensure_ascii=False) + "\n")
     if output.stats:
@@ -125,7 +127,7 @@ def _finish(answer: Answer, writer: AnswerWriter, output: OutputOptions) -> None
         Notices().dim(f"{line} · seed {answer.seed}")
 
 
-def as_json_value(answer: Answer) -> dict[str, Any]:
+def as_json_value(answer: "Answer") -> dict[str, Any]:
     """What --json writes. With several answers each is an entry of `choices`; times are in seconds."""
     head = {"model": answer.model, "seed": answer.seed}
     if len(answer.choices) == 1:
@@ -133,7 +135,7 @@ def as_json_value(answer: Answer) -> dict[str, Any]:
     return head | {"choices": [_choice_value(choice) for choice in answer.choices]}
 
 
-def _choice_value(choice: Choice) -> dict[str, Any]:
+def _choice_value(choice: "Choice") -> dict[str, Any]:
     value: dict[str, Any] = {
         "text": choice.text,
         "finish_reason": choice.finish_reason.value,
@@ -158,7 +160,7 @@ def _logprob_value(entry: Any) -> dict[str, Any]:
     }
 
 
-def _warn_when_full(answer: Answer, llm: LLM) -> None:
+def _warn_when_full(answer: "Answer", llm: "LLM") -> None:
     """A full context cuts the answer without being asked to: that must not pass in silence."""
     if answer.finish_reason is FinishReason.LENGTH and answer.usage.total_tokens >= llm.context_length:
         Notices().say(
