@@ -293,9 +293,7 @@ class LLM:
         self.close()
 
 
-def open(
-    model: str = "smollm2", *, on_progress: OnProgress | None = None, **config: Any
-) -> LLM:
+def open(model: str = "smollm2", *, on_progress: OnProgress | None = None, **config: Any) -> LLM:
     """Open a model: `smollm2` (embedded), a pulled name, a path, or `hf:owner/repo:quant` (fetched when not here).
 
     config: fields of EngineConfig by name (`context=4096, slots=8, threads=2 …`). on_progress gets the share loaded.
