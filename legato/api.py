@@ -5,7 +5,6 @@ with legato.open("smollm2") as llm:
         print(text, end="", flush=True)
 """
 
-import atexit
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -81,8 +80,10 @@ class Stream:
     Raises EngineError while reading when the engine dies.
     """
 
-    def __init__(self, source: LocalStream) -> None:
+    def __init__(self, source: LocalStream, owner: object) -> None:
+        """owner: kept alive while the stream is."""
         self._source = source
+        self._owner = owner
         self._is_taken = False
         self._pieces: list[list[TextDelta]] = [[] for _ in range(source.num_choices)]
         self._ends: list[Finished | None] = [None] * source.num_choices
@@ -147,16 +148,21 @@ class Stream:
     def answer(self, on_delta: OnDelta | None = None) -> Answer:
         """Read to the end and join. on_delta gets each piece of text; when it returns False the stream is cancelled."""
         for event in self:
-            if isinstance(event, TextDelta) and on_delta is not None and on_delta(event.text) is False:
-                self.cancel()
+            on_delta = self._tell(on_delta, event)
         return self._joined()
 
     async def answer_async(self, on_delta: OnDelta | None = None) -> Answer:
         """`answer` for an event loop."""
         async for event in self:
-            if isinstance(event, TextDelta) and on_delta is not None and on_delta(event.text) is False:
-                self.cancel()
+            on_delta = self._tell(on_delta, event)
         return self._joined()
+
+    def _tell(self, on_delta: OnDelta | None, event: StreamEvent) -> OnDelta | None:
+        """Hand text to the callback; → the callback, or None once it has said stop."""
+        if on_delta is not None and isinstance(event, TextDelta) and event.text and on_delta(event.text) is False:
+            self.cancel()
+            return None
+        return on_delta
 
     def __await__(self) -> Generator[Any, Any, Answer]:
         return self.answer_async().__await__()
@@ -237,7 +243,9 @@ class LLM:
 
     def __init__(self, provider: LocalProvider) -> None:
         self._provider = provider
-        _open_models.add(self)
+        # Runs when the last reference goes, or at exit: the engine's thread is inside libllama most of the time, and
+        # must have left before the interpreter is taken down. Streams hold the LLM.
+        self._finalizer = weakref.finalize(self, provider.close)
 
     @property
     def model(self) -> str:
@@ -259,11 +267,11 @@ class LLM:
         The prompt is rendered and tokenized here, then this returns; a long prompt in an event loop is best sent with
         `await asyncio.to_thread(llm.stream, …)`. Raises RequestError (ContextLengthError, TemplateError), EngineError.
         """
-        return Stream(self._provider.stream(ChatRequest(as_messages(messages), make_options(options))))
+        return Stream(self._provider.stream(ChatRequest(as_messages(messages), make_options(options))), self)
 
     def stream_completion(self, prompt: str | list[int], **options: object) -> Stream:
         """Continue a text, or token ids, without a chat template."""
-        return Stream(self._provider.stream(_completion(prompt, options)))
+        return Stream(self._provider.stream(_completion(prompt, options)), self)
 
     def chat(self, messages: Conversation, *, on_delta: OnDelta | None = None, **options: object) -> Answer:
         """`stream(…).answer(on_delta)`."""
@@ -284,7 +292,7 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and free the memory. Streams that still run get an EngineError."""
         self._provider.close()
-        _open_models.discard(self)
+        self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -315,13 +323,3 @@ def _completion(prompt: str | list[int], options: dict[str, object]) -> Completi
     if not isinstance(prompt, str | list | tuple):
         raise RequestError("prompt must be a string or a list of token ids", field="prompt")
     return CompletionRequest(prompt if isinstance(prompt, str) else tuple(prompt), make_options(options))
-
-
-# The engine's thread is inside libllama most of the time; it must have left before the interpreter is taken down.
-_open_models: "weakref.WeakSet[LLM]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for llm in list(_open_models):
-        llm.close()

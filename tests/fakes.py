@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legato.core.request import make_options
+from legato.core.request import GenerationOptions, make_options
 from legato.engine.config import EngineConfig
+from legato.engine.cost_model import CallCost, CostModel
 from legato.engine.engine import Engine
+from legato.engine.sampler import Sampler
 from legato.engine.sequence import Sequence as EngineSequence
 from legato.engine.sequence import SequenceClock, SequenceOutput
 from legato.llama.batch import BatchRow
@@ -48,6 +50,7 @@ class RecordingDecoder:
     num_slots: int = 4
     context_length: int = 64
     can_rewind: bool = True
+    batch_tokens: int = 512
     calls: list[list[BatchRow]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,6 +59,7 @@ class RecordingDecoder:
     def decode(self, rows: Sequence[BatchRow]) -> NDArray[np.float32]:
         self.calls.append(list(rows))
         assert len({row.slot for row in rows}) == len(rows), "a slot twice in one call"
+        assert sum(len(row.tokens) for row in rows) <= self.batch_tokens, "more tokens than a call can hold"
         for row in rows:
             assert row.start == len(self.held[row.slot]), f"gap in slot {row.slot}: {row.start}"
             assert len(row.tokens) > 0
@@ -115,6 +119,14 @@ class FakeClock:
         return self.now
 
 
+@dataclass
+class Wish:
+    """Stands in a sequence for its sampler until an engine says which vocabulary it has."""
+
+    options: GenerationOptions
+    seed: int
+
+
 def make_sequence(
     prompt: Sequence[int],
     *,
@@ -131,18 +143,38 @@ def make_sequence(
         index=index,
         token_ids=list(prompt),
         options=made,
-        seed=seed,
         clock=SequenceClock(received),
+        sampler=Wish(made, seed),  # type: ignore[arg-type]
         detokenizer=Detokenizer(strip_space_prefix=strip_space_prefix),
         stops=StopStrings(made.limits.stop),
     )
 
 
+class EngineUnderTest(Engine):
+    """Gives each sequence its sampler when it is submitted, as the provider does on the caller's thread."""
+
+    def __init__(self, decoder: RecordingDecoder, tokens: FakeTokens, config: EngineConfig, **more: Any) -> None:
+        super().__init__(decoder, tokens, config, cost=free_of_cost(), **more)
+        self._tokens_under_test = tokens
+        self._space = SamplerSpace(decoder.vocab_size, decoder.context_length)
+
+    def submit(self, seq: EngineSequence) -> None:
+        wish = seq.sampler
+        assert isinstance(wish, Wish)
+        seq.sampler = Sampler(wish.options, wish.seed, self._space, self._tokens_under_test)
+        seq.sampler.read_prompt(seq.token_ids)
+        super().submit(seq)
+
+
 def make_engine(
     decoder: RecordingDecoder, tokens: FakeTokens, config: EngineConfig | None = None, clock: FakeClock | None = None
 ) -> Engine:
-    space = SamplerSpace(decoder.vocab_size, decoder.context_length)
-    return Engine(decoder, tokens, space, config or EngineConfig(), clock or FakeClock())
+    return EngineUnderTest(decoder, tokens, config or EngineConfig(), clock=clock or FakeClock())
+
+
+def free_of_cost() -> CostModel:
+    """Calls that take no time: chunks are as large as the settings allow."""
+    return CostModel(CallCost(np.zeros(3)), CallCost(np.zeros(3)))
 
 
 def run_all(engine: Engine, *sequences: EngineSequence) -> list[SequenceOutput]:

@@ -35,6 +35,9 @@ class ContextLengthError(RequestError):
         self.num_prompt_tokens = num_prompt_tokens
         self.context_length = context_length
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.num_prompt_tokens, self.context_length)
+
 
 class TemplateError(RequestError):
     """The chat template could not be loaded or rendered (bad syntax, a forbidden access, too long, too slow)."""
@@ -66,6 +69,9 @@ class InsufficientMemoryError(LegatoError):
         self.need_bytes = need_bytes
         self.have_bytes = have_bytes
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.need_bytes, self.have_bytes)
+
 
 class ConfigError(LegatoError):
     """A setting is unknown, out of range, or does not fit another one."""
@@ -78,6 +84,13 @@ class DownloadError(LegatoError):
 
     code = "download_failed"
     status_hint = 502
+
+
+class OverloadedError(LegatoError):
+    """There is more work than fits; the same request may work later."""
+
+    code = "overloaded"
+    status_hint = 503
 
 
 class EngineError(LegatoError):

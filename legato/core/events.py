@@ -44,7 +44,8 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of text of choice `index`, never empty unless it carries `logprobs` of unfinished text.
+    """The next piece of text of choice `index`. Empty only where tokens have no text to show: `logprobs` of half a
+    character, or the tokens of a stop string at the end.
 
     `token_ids` are the tokens drawn since the delta before; text may lag behind them (an unfinished character, a
     possible stop string).

@@ -25,6 +25,12 @@ SAMPLER_ORDER = (
     "temperature",
 )
 
+_LEAST_TEMPERATURE = 0.001  # below it logits overflow, and the likeliest token wins anyway
+_MOST_BIAS = 10_000.0
+# These are compared with every token; hundreds would make the neighbours wait.
+_MOST_BREAKERS = 16
+_MOST_STOPS = 64
+
 
 def _option(default: Any, text: str, low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> Any:
     """A dataclass field with its range: low ≤ value ≤ high, and value > above."""
@@ -60,7 +66,7 @@ class SamplingParams:
     mirostat: int = _option(0, "0 = off, 1 = Mirostat, 2 = Mirostat 2.0", 0, 2)
     mirostat_tau: float = _option(5.0, "Mirostat's target surprise", 0, 1000)
     mirostat_eta: float = _option(0.1, "Mirostat's learning rate", 0, 1)
-    repeat_penalty: float = _option(1.0, "divide the logits of recent tokens by this; 1 = off", high=1000, above=0)
+    repeat_penalty: float = _option(1.0, "divide the logits of recent tokens by this; 1 = off", 0.01, 1000)
     frequency_penalty: float = _option(0.0, "subtract this times a token's recent count", -100, 100)
     presence_penalty: float = _option(0.0, "subtract this from every recent token", -100, 100)
     repeat_last_n: int = _option(64, "tokens that the three penalties look back over; 0 = off", 0, 2**31 - 1)
@@ -79,7 +85,18 @@ class SamplingParams:
                 )
         if len(set(self.samplers)) != len(self.samplers):
             raise RequestError("samplers names a stage twice", field="samplers")
+        if 0 < self.temperature < _LEAST_TEMPERATURE:
+            raise RequestError(
+                f"temperature must be 0 (the likeliest token always) or at least {_LEAST_TEMPERATURE}, "
+                f"not {self.temperature!r}",
+                field="temperature",
+            )
+        if len(self.dry_breakers) > _MOST_BREAKERS:
+            raise RequestError(
+                f"dry_breakers has {len(self.dry_breakers)} strings; the most is {_MOST_BREAKERS}", field="dry_breakers"
+            )
         _check_logit_bias(self.logit_bias)
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller keeps no hand on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +115,8 @@ class Limits:
     def __post_init__(self) -> None:
         _check_numbers(self)
         _check_strings(self, "stop")
+        if len(self.stop) > _MOST_STOPS:
+            raise RequestError(f"stop has {len(self.stop)} strings; the most is {_MOST_STOPS}", field="stop")
         if "" in self.stop:
             raise RequestError("stop has an empty string; leave it out", field="stop")
         if not isinstance(self.stop_token_ids, tuple) or any(
@@ -119,6 +138,7 @@ class GenerationOptions:
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: Limits = field(default_factory=Limits)
+    priority: int = _option(0, "lower goes first: into a slot, and while prompts are read", -1000, 1000)
     n: int = _option(1, "how many answers to draw, each with a seed of its own", 1, 128)
     logprobs: int | None = _option(None, "report log probabilities, with this many alternatives per token", 0, 100)
 
@@ -197,6 +217,11 @@ def _check_strings(params: Any, name: str) -> None:
     value = getattr(params, name)
     if not isinstance(value, tuple) or any(not isinstance(item, str) for item in value):
         raise RequestError(f"{name} must be a list of strings", field=name)
+    for item in value:
+        try:
+            item.encode()
+        except UnicodeEncodeError:
+            raise RequestError(f"{name} has {item!r}, which is not valid Unicode", field=name) from None
 
 
 def _check_logit_bias(bias: object) -> None:
@@ -205,5 +230,9 @@ def _check_logit_bias(bias: object) -> None:
     for token, value in bias.items():
         if type(token) is not int or token < 0:
             raise RequestError(f"logit_bias has {token!r}; its keys are token ids", field="logit_bias")
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value == math.inf:
-            raise RequestError(f"logit_bias[{token}] must be a number or -inf, not {value!r}", field="logit_bias")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not (value == -math.inf or -_MOST_BIAS <= value <= _MOST_BIAS):
+            raise RequestError(
+                f"logit_bias[{token}] must be -inf or from {-_MOST_BIAS:g} to {_MOST_BIAS:g}, not {value!r}",
+                field="logit_bias",
+            )

@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable
 
+from legato.core.errors import EngineError
 from legato.core.events import FinishReason, TokenLogprobs
 from legato.engine.config import EngineConfig
+from legato.engine.cost_model import CallCost, CostModel
 from legato.engine.decoder import Decoder, Logits, TokenTable
-from legato.engine.sampler import Sampler
 from legato.engine.scheduler import Scheduler
 from legato.engine.sequence import Sequence, SequenceEnd, SequenceOutput, SequenceStatus
 from legato.engine.slots import SlotPool
 from legato.llama.batch import BatchRow
-from legato.llama.samplers import SamplerSpace
 
 Deliver = Callable[[list[SequenceOutput]], None]
 
@@ -23,50 +23,57 @@ class Engine:
         self,
         decoder: Decoder,
         tokens: TokenTable,
-        space: SamplerSpace,
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
+        cost: CostModel | None = None,
     ) -> None:
         self._decoder = decoder
         self._tokens = tokens
-        self._space = space
         self._stall_timeout_s = config.stall_timeout_s
         self._slots = SlotPool(decoder.num_slots)
-        self._scheduler = Scheduler(chunk_busy=config.prefill_chunk, chunk_idle=config.prefill_chunk_idle)
+        self._cost = cost or CostModel()
+        self._scheduler = Scheduler(self._cost, most_tokens=config.prefill_chunk, itl_target_ms=config.itl_target_ms)
+        self._requests: dict[str, list[Sequence]] = {}  # not yet finished
+        self._timed: set[Sequence] = set()  # those with a deadline
         self.clock = clock
         self.num_steps = 0
 
     @property
     def idle(self) -> bool:
         """Nothing to compute until a command comes or `next_deadline` passes."""
-        can_admit = bool(self._scheduler.waiting) and self._slots.num_free > 0
+        can_admit = self._scheduler.next_waiting() is not None and self._slots.num_free > 0
         return not self._scheduler.has_work and not can_admit
 
     @property
     def next_deadline(self) -> float | None:
         """When an idle engine must look at its sequences again: a time limit or a stall timeout; None = never."""
-        return min((at for seq in self._scheduler if (at := self._deadline(seq)) is not None), default=None)
+        return min((self._deadline(seq)[0] for seq in self._timed), default=None)
 
     def submit(self, seq: Sequence) -> None:
-        self._scheduler.waiting.append(seq)
+        self._requests.setdefault(seq.request_id, []).append(seq)
+        self._scheduler.add(seq)
+        if seq.options.limits.max_time_s is not None:
+            self._timed.add(seq)
 
     def cancel(self, request_id: str) -> list[SequenceOutput]:
         """End every sequence of a request. What was read stays in its slot as cache."""
-        mine = [seq for seq in self._scheduler if seq.request_id == request_id]
-        return [self._finish(seq, FinishReason.CANCELLED) for seq in mine]
+        return [self._finish(seq, FinishReason.CANCELLED) for seq in list(self._requests.get(request_id, ()))]
 
     def park(self, request_id: str) -> None:
         """Its reader is behind: keep the slot, take no part in steps."""
-        for seq in self._scheduler.running:
-            if seq.request_id == request_id and seq.status is SequenceStatus.DECODE:
+        for seq in self._requests.get(request_id, ()):
+            if seq.status is SequenceStatus.DECODE:
                 seq.advance(SequenceStatus.PARKED)
                 seq.clock.parked = self.clock()
+                self._timed.add(seq)
 
     def resume(self, request_id: str) -> None:
-        for seq in self._scheduler.running:
-            if seq.request_id == request_id and seq.status is SequenceStatus.PARKED:
+        for seq in self._requests.get(request_id, ()):
+            if seq.status is SequenceStatus.PARKED:
                 seq.advance(SequenceStatus.DECODE)
                 seq.clock.parked = None
+                if seq.options.limits.max_time_s is None:
+                    self._timed.discard(seq)
 
     def step(self, deliver: Deliver) -> None:
         """One decode call whose tokens go out at once, then one prefill call."""
@@ -75,16 +82,23 @@ class Engine:
             deliver(ended)
         self._admit()
         if rows := self._scheduler.decode_rows():
-            self._forward(rows, deliver)
+            self._forward(rows, self._cost.decode, deliver)
         if chunks := self._scheduler.prefill_rows():
-            self._forward(chunks, deliver)
+            self._forward(chunks, self._cost.prefill, deliver)
 
     def check(self) -> None:
         """Raises EngineError when the accounts do not agree."""
         self._slots.check({seq.slot for seq in self._scheduler.running if seq.slot is not None})
+        open_sequences = sum(len(mine) for mine in self._requests.values())
+        if open_sequences != len(self._scheduler.running) + self._scheduler.num_waiting:
+            raise EngineError(f"{open_sequences} sequences are open, and others are scheduled")
 
-    def _forward(self, rows: list[tuple[Sequence, BatchRow]], deliver: Deliver) -> None:
+    def _forward(self, rows: list[tuple[Sequence, BatchRow]], cost: CallCost, deliver: Deliver) -> None:
+        begin = self.clock()
         logits = self._decoder.decode([row for _, row in rows])
+        num_tokens = sum(len(row.tokens) for _, row in rows)
+        depth = sum(row.start * len(row.tokens) for _, row in rows) / num_tokens
+        cost.learn(num_tokens, depth, 1000 * (self.clock() - begin))
         for seq, row in rows:
             seq.num_computed_tokens += len(row.tokens)
         drawing = [seq for seq, row in rows if row.wants_logits]
@@ -94,37 +108,39 @@ class Engine:
 
     def _expired(self) -> list[SequenceOutput]:
         now = self.clock()
-        late = [seq for seq in self._scheduler if (at := self._deadline(seq)) is not None and now >= at]
-        return [
-            self._finish(seq, FinishReason.CANCELLED if seq.status is SequenceStatus.PARKED else FinishReason.LENGTH)
-            for seq in late
-        ]
+        late = [(seq, reason) for seq in self._timed for at, reason in [self._deadline(seq)] if now >= at]
+        outputs = []
+        for seq, reason in late:
+            if reason is FinishReason.CANCELLED:  # nobody reads this request: none of its answers is wanted
+                outputs += self.cancel(seq.request_id)
+            elif seq.status is not SequenceStatus.FINISHED:
+                outputs.append(self._finish(seq, reason))
+        return outputs
 
-    def _deadline(self, seq: Sequence) -> float | None:
-        limit = seq.options.limits.max_time_s
-        ends = [] if limit is None else [seq.clock.received + limit]
-        if seq.clock.parked is not None:
-            ends.append(seq.clock.parked + self._stall_timeout_s)
-        return min(ends, default=None)
+    def _deadline(self, seq: Sequence) -> tuple[float, FinishReason]:
+        """When a timed sequence ends, and as what."""
+        limit, parked = seq.options.limits.max_time_s, seq.clock.parked
+        ends = [(seq.clock.received + limit, FinishReason.LENGTH)] if limit is not None else []
+        if parked is not None:
+            ends.append((parked + self._stall_timeout_s, FinishReason.CANCELLED))
+        return min(ends, key=lambda end: end[0])
 
     def _admit(self) -> None:
-        waiting = self._scheduler.waiting
-        while waiting and (found := self._slots.acquire(waiting[0].token_ids)) is not None:
-            seq = waiting.popleft()
+        while (seq := self._scheduler.next_waiting()) is not None:
+            found = self._slots.acquire(seq.token_ids)
+            if found is None:
+                return
             seq.slot, num_known = found
             if num_known == 0 or not self._decoder.truncate(seq.slot, num_known):
                 self._decoder.clear(seq.slot)
                 num_known = 0
             seq.num_cached_tokens = seq.num_computed_tokens = num_known
-            seq.sampler = Sampler(seq.options, seq.seed, self._space, self._tokens)
-            seq.sampler.read_prompt(seq.token_ids)
             seq.clock.admitted = self.clock()
             seq.advance(SequenceStatus.PREFILL)
-            self._scheduler.running.append(seq)
+            self._scheduler.admit(seq)
 
     def _advance(self, seq: Sequence, logits: Logits) -> SequenceOutput | None:
         """Draw one token from the row that was just computed; None when there is nothing to send yet."""
-        assert seq.sampler is not None  # admitted sequences have one
         if seq.status is SequenceStatus.PREFILL:
             seq.advance(SequenceStatus.DECODE)
         token, logprobs = seq.sampler.sample(logits, seq.num_generated)
@@ -165,8 +181,12 @@ class Engine:
         self._scheduler.remove(seq)
         if seq.slot is not None:
             self._slots.release(seq.slot, seq.token_ids[: seq.num_computed_tokens])
-        if seq.sampler is not None:
-            seq.sampler.close()
+        seq.sampler.close()
+        self._timed.discard(seq)
+        mine = self._requests[seq.request_id]
+        mine.remove(seq)
+        if not mine:
+            del self._requests[seq.request_id]
         seq.advance(SequenceStatus.FINISHED)
         timing = seq.clock.timing(self.clock(), seq.num_generated)
         return self._output(seq, text, SequenceEnd(reason, seq.usage(), timing, stop_sequence))

@@ -29,7 +29,7 @@ def load(path: Path, config: EngineConfig, on_progress: Progress | None = None) 
 
 def _context_params(config: EngineConfig, headers: Sequence[GGUFHeader]) -> ContextParams:
     """Settings filled in for this model and machine. Raises InsufficientMemoryError, ConfigError."""
-    batch_tokens = max(config.prefill_chunk, config.prefill_chunk_idle, config.slots)
+    batch_tokens = max(config.prefill_chunk, config.slots)
     trained = headers[0].n_ctx_train
     # Off even for a lone stream: on a CPU its fast kernel only serves long chunks, and decoding at depth pays for it.
     flash = FlashAttention.ON if config.flash_attention == "on" or config.kv_type != "f16" else FlashAttention.OFF

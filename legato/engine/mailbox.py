@@ -83,10 +83,17 @@ class Mailbox:
 
     def _take(self) -> list[SequenceOutput]:
         if not self._outputs and self._error is not None:
-            raise self._error
+            raise copy_of(self._error)
         outputs, self._outputs = self._outputs, []
         self._num_unread = 0
         if self._is_parked:
             self._is_parked = False
             self._on_emptied()
         return outputs
+
+
+def copy_of(error: EngineError) -> EngineError:
+    """One to raise: the traceback of a shared error would grow with every reader that raises it."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

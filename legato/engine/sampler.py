@@ -12,9 +12,15 @@ class Sampler:
     """One per sequence, with a random state of its own: neighbours cannot change a draw."""
 
     def __init__(self, options: GenerationOptions, seed: int, space: SamplerSpace, tokens: TokenTable) -> None:
-        self._limits = options.limits
+        """Costly for some options (DRY), so not for the engine's thread. Raises what the options are wrong about."""
+        limits = options.limits
         self._tokens = tokens
         self._num_alternatives = options.logprobs
+        self._min_tokens = limits.min_tokens
+        none = np.empty(0, dtype=np.int64)
+        ends = tokens.end_ids if limits.ignore_eos or limits.min_tokens else none
+        self._never = ends if limits.ignore_eos else none
+        self._not_yet = np.concatenate([ends, np.array(limits.stop_token_ids, dtype=np.int64)])
         # A plain argmax needs no chain, and costs a tenth of one.
         self._chain = None if _is_plain_greedy(options.sampling) else SamplerChain(options.sampling, seed, space)
         self._needs_history = needs_history(options.sampling)
@@ -28,9 +34,7 @@ class Sampler:
     def sample(self, logits: Logits, num_generated: int) -> tuple[int, TokenLogprobs | None]:
         """Draw the token after `num_generated` others. logits: [vocab]; end tokens may be masked in place."""
         scores = None if self._num_alternatives is None else _log_softmax(logits)
-        if self._limits.ignore_eos or num_generated < self._limits.min_tokens:
-            logits[self._tokens.end_ids] = -np.inf
-            logits[[token for token in self._limits.stop_token_ids if token < len(logits)]] = -np.inf
+        logits[self._not_yet if num_generated < self._min_tokens else self._never] = -np.inf
         if self._chain is None:
             token = int(logits.argmax())
         else:

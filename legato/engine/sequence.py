@@ -99,8 +99,8 @@ class Sequence:
     index: int
     token_ids: list[int]
     options: GenerationOptions
-    seed: int
     clock: SequenceClock
+    sampler: Sampler
     detokenizer: Detokenizer
     stops: StopStrings
     num_prompt_tokens: int = 0
@@ -108,7 +108,6 @@ class Sequence:
     num_computed_tokens: int = 0
     steps_in_prefill: int = 0
     slot: int | None = None
-    sampler: Sampler | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     unsent_ids: list[int] = field(default_factory=list)
     unsent_logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -39,10 +39,10 @@ class SlotPool:
         A slot that remembers nothing is taken before one whose memory would be mostly thrown away; of several, the one
         unused for longest. None when all are in use.
         """
-        wanted = np.asarray(prompt, dtype=np.int32)
         free = [i for i, slot in enumerate(self._slots) if not slot.in_use]
         if not free:
             return None
+        wanted = np.asarray(prompt, dtype=np.int32)
         matches = {i: _common_prefix(self._slots[i].tokens, wanted) for i in free}
         best = max(free, key=lambda i: (matches[i], -self._slots[i].last_used))
         if matches[best] * 2 < len(self._slots[best].tokens):

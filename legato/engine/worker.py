@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from legato.core.errors import EngineError
+from legato.core.errors import EngineError, OverloadedError
+from legato.engine.config import EngineConfig
 from legato.engine.engine import Engine
-from legato.engine.mailbox import Mailbox
+from legato.engine.mailbox import Mailbox, copy_of
 from legato.engine.sequence import Sequence, SequenceOutput
 
 
@@ -47,10 +48,12 @@ _Command = _Submit | _Cancel | _Resume | _Close
 class EngineWorker:
     """Start it once; submit and cancel from any thread."""
 
-    def __init__(self, engine: Engine, *, unread_limit: int, on_exit: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, config: EngineConfig, num_slots: int, on_exit: Callable[[], None]) -> None:
         """on_exit runs on the engine thread after its last step: free what the decoder holds there."""
         self._engine = engine
-        self._unread_limit = unread_limit
+        self._unread_limit = config.unread_limit
+        self._most_open = num_slots + config.max_queue
+        self._num_open = 0  # sequences that were submitted and have not ended
         self._on_exit = on_exit
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
@@ -70,12 +73,22 @@ class EngineWorker:
         return self._engine.idle and self._commands.empty()
 
     def submit(self, sequences: list[Sequence]) -> Mailbox:
-        """Start a request: one sequence per choice, all with one request id. Raises EngineError after a death."""
+        """Start a request: one sequence per choice, all with one request id.
+
+        Raises OverloadedError when the queue is full, EngineError after a death.
+        """
         request_id = sequences[0].request_id
         mailbox = Mailbox(request_id, len(sequences), self._unread_limit, lambda: self._put(_Resume(request_id)))
         with self._lock:
             if self._error is not None:
-                raise self._error
+                raise copy_of(self._error)
+            if not self._thread.is_alive():
+                raise EngineError("the model was opened in another process; open it again in this one")
+            if self._num_open + len(sequences) > self._most_open:
+                raise OverloadedError(
+                    f"{self._num_open} generations run or wait, and {self._most_open} is the most; try again later"
+                )
+            self._num_open += len(sequences)
             self._put(_Submit(sequences, mailbox))
         return mailbox
 
@@ -128,11 +141,15 @@ class EngineWorker:
         if not self._engine.idle:
             return self._commands.get_nowait()
         deadline = self._engine.next_deadline
-        wait_s = None if deadline is None else max(0.0, deadline - self._engine.clock())
+        wait_s = None if deadline is None else min(max(0.0, deadline - self._engine.clock()), threading.TIMEOUT_MAX)
         return self._commands.get(timeout=wait_s)
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
         boxes = []
+        ended = sum(output.end is not None for output in outputs)
+        if ended:
+            with self._lock:
+                self._num_open -= ended
         for output in outputs:
             mailbox = self._mailboxes[output.request_id]
             if mailbox.put(output):

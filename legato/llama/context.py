@@ -84,6 +84,7 @@ class LlamaContext:
             reason = recent_log() or "no reason given"
             raise EngineError(f"llama_decode returned {code} for {self._batch.raw.n_tokens} tokens: {reason}")
         if num_logits == 0:
+            self._lib.llama_synchronize(self._handle)  # on a GPU the call returns early; its time is wanted
             return np.empty((0, self.vocab_size), dtype=np.float32)
         pointer: Any = self._lib.llama_get_logits(self._handle)
         return np.ctypeslib.as_array(pointer, shape=(num_logits, self.vocab_size))
@@ -117,3 +118,7 @@ class LlamaContext:
         if self._handle:
             self._lib.llama_free(self._handle)
             self._handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()

@@ -55,15 +55,21 @@ class LlamaModel:
         lib = load_library()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
+        raised: list[BaseException] = []
         if on_progress is not None:
 
             def report(share: float, _user_data: object) -> bool:
-                on_progress(share)
-                return True
+                try:
+                    on_progress(share)
+                except BaseException as exc:  # ctypes would swallow it; libllama stops when told so
+                    raised.append(exc)
+                return not raised
 
             params.progress_callback = lib.llama_progress_callback(report)
         clear_log()
         handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if raised:
+            raise raised[0]
         if not handle:
             raise ModelFileError(f"{path}: libllama cannot load this model: {recent_log() or 'no reason given'}")
         return cls(Weights(handle), path)

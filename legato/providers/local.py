@@ -15,6 +15,7 @@ from legato.engine.config import EngineConfig
 from legato.engine.engine import Engine
 from legato.engine.loader import load
 from legato.engine.mailbox import Mailbox
+from legato.engine.sampler import Sampler
 from legato.engine.sequence import Sequence as EngineSequence
 from legato.engine.sequence import SequenceClock, SequenceOutput
 from legato.engine.worker import EngineWorker
@@ -70,10 +71,8 @@ class LocalProvider:
             eos_token=vocab.token_text(vocab.eos_id),
             control_tokens=tuple(vocab.control_tokens),
         )
-        space = SamplerSpace(context.vocab_size, context.context_length, vocab)
-        self._worker = EngineWorker(
-            Engine(context, vocab, space, config), unread_limit=config.unread_limit, on_exit=context.close
-        )
+        self._space = SamplerSpace(context.vocab_size, context.context_length, vocab)
+        self._worker = EngineWorker(Engine(context, vocab, config), config, context.num_slots, context.close)
         self._ids = itertools.count(1)
         self._run = secrets.token_hex(4)
 
@@ -119,20 +118,24 @@ class LocalProvider:
             raise ContextLengthError(len(prompt), self.context_length)
         seed = secrets.randbelow(_SEEDS) if options.sampling.seed is None else options.sampling.seed
         request_id = f"{self._run}-{next(self._ids)}"
-        is_chat = isinstance(request, ChatRequest)
-        sequences = [
-            EngineSequence(
-                request_id=request_id,
-                index=index,
-                token_ids=list(prompt),
-                options=options,
-                seed=(seed + index) % _SEEDS,
-                clock=SequenceClock(received),
-                detokenizer=Detokenizer(strip_space_prefix=is_chat and self.vocab.adds_space_prefix),
-                stops=StopStrings(options.limits.stop),
+        strip = isinstance(request, ChatRequest) and self.vocab.adds_space_prefix
+        sequences = []
+        for index in range(options.n):
+            own_seed = (seed + index) % _SEEDS
+            sampler = Sampler(options, own_seed, self._space, self.vocab)
+            sampler.read_prompt(prompt)
+            sequences.append(
+                EngineSequence(
+                    request_id=request_id,
+                    index=index,
+                    token_ids=list(prompt),
+                    options=options,
+                    clock=SequenceClock(received),
+                    sampler=sampler,
+                    detokenizer=Detokenizer(strip_space_prefix=strip),
+                    stops=StopStrings(options.limits.stop),
+                )
             )
-            for index in range(options.n)
-        ]
         started = Started(request_id, self.model_name, seed)
         return LocalStream(self._worker.submit(sequences), self._worker, started, options.n)
 
@@ -158,13 +161,13 @@ class LocalProvider:
 
 
 def _events(outputs: list[SequenceOutput]) -> Iterator[StreamEvent]:
-    """Deltas of one choice that waited together leave as one: a reader that was away gets its text in one piece."""
+    """Outputs of one choice that waited side by side leave as one delta, for a reader that was away."""
     for index, group in itertools.groupby(outputs, key=lambda output: output.index):
         run = list(group)
         text = "".join(output.text for output in run)
         token_ids = tuple(itertools.chain.from_iterable(output.token_ids for output in run))
         logprobs = tuple(itertools.chain.from_iterable(output.logprobs for output in run))
-        if text or logprobs:
+        if text or logprobs or token_ids:
             yield TextDelta(text, index, token_ids, logprobs)
         if (end := run[-1].end) is not None:
             yield Finished(end.reason, end.usage, end.timing, index, end.stop_sequence)

@@ -16,9 +16,9 @@ def test_the_page_has_the_help_of_today() -> None:
 
 
 def test_a_changed_help_is_noticed() -> None:
-    assert filled(PAGE) == PAGE
+    # Against filled(PAGE), not PAGE: click keeps a command's help option from its first use, in whatever test that was.
     stale = PAGE.replace("--temperature NUMBER", "--warmth NUMBER")
-    assert stale != PAGE and filled(stale) == PAGE
+    assert stale != PAGE and filled(stale) == filled(PAGE)
 
 
 def test_a_command_without_a_block_is_noticed() -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,11 @@ from numpy.typing import NDArray
 
 from legato.core.errors import EngineError
 from legato.engine.config import EngineConfig
-from legato.engine.engine import Engine
 from legato.engine.mailbox import Mailbox
 from legato.engine.sequence import Sequence
 from legato.engine.worker import EngineWorker
 from legato.llama.batch import BatchRow
-from legato.llama.samplers import SamplerSpace
-from tests.fakes import FakeTokens, HashDecoder, RecordingDecoder, make_sequence
+from tests.fakes import EngineUnderTest, FakeTokens, HashDecoder, RecordingDecoder, make_sequence
 
 VOCAB = 40
 TOKENS = FakeTokens([bytes([65 + i % 26]) for i in range(VOCAB)], ends={VOCAB - 1})
@@ -44,10 +43,10 @@ class GatedDecoder(HashDecoder):
         return super().decode(rows)
 
 
-def start(decoder: RecordingDecoder, **config: int) -> EngineWorker:
-    settings = EngineConfig(**config)  # type: ignore[arg-type]
-    engine = Engine(decoder, TOKENS, SamplerSpace(decoder.vocab_size, decoder.context_length), settings)
-    return EngineWorker(engine, unread_limit=settings.unread_limit, on_exit=lambda: None)
+def start(decoder: RecordingDecoder, **config: Any) -> EngineWorker:
+    settings = EngineConfig(**config)
+    engine = EngineUnderTest(decoder, TOKENS, settings)
+    return EngineWorker(engine, settings, decoder.num_slots, on_exit=lambda: None)
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_b28_after_a_cancel_the_step_counter_stops() -> None:
 def test_b29_a_cancel_in_prefill_takes_effect_at_the_next_chunk() -> None:
     decoder = GatedDecoder(VOCAB, num_slots=1, context_length=10_000)
     decoder.gate_at = 3
-    worker = start(decoder, prefill_chunk_idle=64)
+    worker = start(decoder, prefill_chunk=64)
     mailbox = worker.submit([make_sequence([1] * 8000, max_tokens=5)])
     assert decoder.at_gate.wait(30)
     worker.cancel("r")
