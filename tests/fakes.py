@@ -154,7 +154,7 @@ class EngineUnderTest(Engine):
     """Gives each sequence its sampler when it is submitted, as the provider does on the caller's thread."""
 
     def __init__(self, decoder: RecordingDecoder, tokens: FakeTokens, config: EngineConfig, **more: Any) -> None:
-        super().__init__(decoder, tokens, config, cost=free_of_cost(), **more)
+        super().__init__(decoder, tokens, config, cost=CostModel(FreeCalls(), FreeCalls()), **more)
         self._tokens_under_test = tokens
         self._space = SamplerSpace(decoder.vocab_size, decoder.context_length)
 
@@ -172,9 +172,14 @@ def make_engine(
     return EngineUnderTest(decoder, tokens, config or EngineConfig(), clock=clock or FakeClock())
 
 
-def free_of_cost() -> CostModel:
+class FreeCalls(CallCost):
     """Calls that take no time: chunks are as large as the settings allow."""
-    return CostModel(CallCost(np.zeros(3)), CallCost(np.zeros(3)))
+
+    def predict_ms(self, num_tokens: int, depth: float) -> float:
+        return 0.0
+
+    def largest(self, budget_ms: float, depth: float) -> int:
+        return 2**31 - 1
 
 
 def run_all(engine: Engine, *sequences: EngineSequence) -> list[SequenceOutput]:

@@ -65,3 +65,14 @@ def test_steps_of_one_size_keep_it_sane() -> None:
     assert cost.predict_ms(16, 1000) == pytest.approx(truth(16, 1000), rel=0.15)
     assert cost.predict_ms(128, 1000) < truth(128, 1000) * 4
     assert cost.predict_ms(128, 1000) > cost.predict_ms(16, 1000) * 0.99
+
+
+def test_any_run_of_calls_leaves_it_finite() -> None:
+    """Thousands of nearly equal calls, odd sizes, zeros and giants between them."""
+    rng = random.Random(4)
+    cost = CallCost()
+    for i in range(20_000):
+        n = 8 if i % 50 else rng.choice([2, 1, 512])
+        cost.learn(n, rng.choice([0, 24, 25, 8000]), rng.choice([0.0, 1e-3, 40.0, 41.0, 1e5]))
+        assert 0 <= cost.predict_ms(512, 8000) < 1e9
+        assert cost.largest(88.0, 30) >= 0
