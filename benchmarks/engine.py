@@ -1,4 +1,4 @@
-"""Legato's engine against bare loops over libllama, in one process, interleaved.
+"""Legato's engine against bare loops over libllama, interleaved.
 
     python benchmarks/engine.py              all four figures, about three minutes
     python benchmarks/engine.py single       one of: single, batch, cold, memory
@@ -22,12 +22,11 @@ import numpy as np
 import psutil
 
 import legato
-from legato.core.request import ChatRequest
 from legato.llama.batch import BatchBuffer, BatchRow
 from legato.llama.library import load_library
 from legato.models.registry import resolve
 
-PROMPT = "Write a long story about a lighthouse keeper, her dog, and the ships that pass in the night. " * 5
+TOKENS, STREAMS = 128, 8
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -74,59 +73,122 @@ class BareLoop:
         return first - begin, time.perf_counter() - first
 
 
+class Child:
+    """One side of a comparison in a process of its own: two OpenMP pools in one process would slow each other down."""
+
+    def __init__(self, side: str, figure: str) -> None:
+        command = [sys.executable, __file__, "--serve", f"{side} {figure}"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, turn: int) -> dict[str, float]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{turn}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("the other side died")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def serve(side: str, figure: str) -> None:
+    """Answer one measurement per line of stdin."""
+    run = SIDES[side, figure]()
+    for line in sys.stdin:
+        print(json.dumps(run(int(line))), flush=True)
+
+
+def _prompt_ids(turn: int) -> list[int]:
+    """About 140 tokens, another prompt each time: nothing comes from cache."""
+    rng = np.random.default_rng(turn)
+    return [int(token) for token in rng.integers(100, 40_000, 140)]
+
+
+def bare_single() -> Callable[[int], dict[str, float]]:
+    bare = BareLoop(resolve("smollm2").path, 1, 1024)
+
+    def run(turn: int) -> dict[str, float]:
+        ttft, decode = bare.generate(_prompt_ids(turn), TOKENS)
+        return {"tok/s": (TOKENS - 1) / decode, "ttft": ttft}
+
+    return run
+
+
+def legato_single() -> Callable[[int], dict[str, float]]:
+    llm = legato.open("smollm2", slots=1, context=1024, threads=THREADS)
+
+    def run(turn: int) -> dict[str, float]:
+        begin = time.perf_counter()
+        stream = llm.stream_completion(_prompt_ids(turn), temperature=0, max_tokens=TOKENS, ignore_eos=True)
+        events = (event for event in stream if isinstance(event, legato.TextDelta))
+        next(events)
+        first = time.perf_counter()
+        for _ in events:
+            pass
+        return {"tok/s": (TOKENS - 1) / (time.perf_counter() - first), "ttft": first - begin}
+
+    return run
+
+
+def bare_batch() -> Callable[[int], dict[str, float]]:
+    bare = BareLoop(resolve("smollm2").path, STREAMS, 512)
+
+    def run(turn: int) -> dict[str, float]:
+        _, decode = bare.generate(_prompt_ids(turn)[:16], TOKENS, STREAMS)
+        return {"tok/s": STREAMS * (TOKENS - 1) / decode}
+
+    return run
+
+
+def legato_batch() -> Callable[[int], dict[str, float]]:
+    llm = legato.open("smollm2", slots=STREAMS, context=512, threads=THREADS)
+
+    def run(turn: int) -> dict[str, float]:
+        options: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+        prompt = _prompt_ids(turn)[:16]
+        running = [llm.stream_completion(prompt, **options) for _ in range(STREAMS)]
+        answers = [stream.answer() for stream in running]
+        # Streams that start together decode together: the longest one spans the whole phase.
+        return {"tok/s": STREAMS * (TOKENS - 1) / max(answer.timing.decode_s for answer in answers)}
+
+    return run
+
+
+SIDES = {
+    ("bare", "single"): bare_single,
+    ("legato", "single"): legato_single,
+    ("bare", "batch"): bare_batch,
+    ("legato", "batch"): legato_batch,
+}
+
+
+def _interleaved(figure: str, title: str, rounds: int) -> dict[str, Any]:
+    sides = {side: Child(side, figure) for side in ("bare", "legato")}
+    rows: dict[str, list[float]] = {}
+    for turn in range(rounds + 1):
+        for side, child in sides.items():
+            for kind, value in child.ask(turn).items():
+                if turn:  # the first round warms up
+                    rows.setdefault(f"{side} {kind}", []).append(value)
+    for child in sides.values():
+        child.close()
+    return _compare(title, rows)
+
+
 def single(rounds: int) -> dict[str, Any]:
     """One stream: tok/s of decode, and time to the first token."""
-    path = resolve("smollm2").path
-    bare = BareLoop(path, 1, 1024)
-    with legato.open("smollm2", slots=1, context=1024, threads=THREADS) as llm:
-        ids = llm._provider.prompt_ids(ChatRequest((legato.Message.user(PROMPT),)))
-        rows: dict[str, list[float]] = {"bare tok/s": [], "legato tok/s": [], "bare ttft": [], "legato ttft": []}
-        count = 128
-        for turn in range(rounds + 1):
-            ids[5] = 1000 + turn  # another prompt each time: nothing comes from cache
-            ttft, decode = bare.generate(ids, count)
-            begin = time.perf_counter()
-            stream = llm.stream_completion(ids, temperature=0, max_tokens=count, ignore_eos=True)
-            texts = stream.text()
-            pieces = iter(texts)
-            next(pieces)
-            ttft_legato = time.perf_counter() - begin
-            for _ in pieces:
-                pass
-            decode_legato = time.perf_counter() - begin - ttft_legato
-            if turn:  # the first round warms up
-                rows["bare tok/s"].append((count - 1) / decode)
-                rows["legato tok/s"].append((count - 1) / decode_legato)
-                rows["bare ttft"].append(ttft)
-                rows["legato ttft"].append(ttft_legato)
-    return _compare(f"single stream, {len(ids)} prompt tokens, {count} tokens", rows)
+    return _interleaved("single", f"single stream, 140 prompt tokens, {TOKENS} tokens", rounds)
 
 
 def batch(rounds: int) -> dict[str, Any]:
     """Eight streams at once: total tok/s of decode."""
-    path = resolve("smollm2").path
-    streams, count = 8, 96
-    bare = BareLoop(path, streams, 512)
-    with legato.open("smollm2", slots=streams, context=512, threads=THREADS) as llm:
-        prompt = llm.tokenize("Once upon a time, in a town by the sea, there lived")
-        rows: dict[str, list[float]] = {"bare tok/s": [], "legato tok/s": []}
-        for turn in range(rounds + 1):
-            _, decode = bare.generate(prompt, count, streams)
-            rate = _legato_batch(llm, prompt, streams, count)
-            if turn:
-                rows["bare tok/s"].append(streams * (count - 1) / decode)
-                rows["legato tok/s"].append(rate)
-    return _compare(f"{streams} streams, {count} tokens each", rows)
-
-
-def _legato_batch(llm: legato.LLM, prompt: list[int], streams: int, count: int) -> float:
-    """Decode tok/s of streams that start together: tokens after everyone's first, over the time they took."""
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": count, "ignore_eos": True}
-    running = [llm.stream_completion(prompt, **options) for _ in range(streams)]
-    answers = [stream.answer() for stream in running]
-    # Streams that start together decode together: the longest one spans the whole phase.
-    decode = max(answer.timing.decode_s for answer in answers)
-    return streams * (count - 1) / decode
+    return _interleaved("batch", f"{STREAMS} streams, 16 prompt tokens, {TOKENS} tokens each", rounds)
 
 
 def cold(rounds: int) -> dict[str, Any]:
@@ -198,8 +260,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figure", nargs="*", choices=[*FIGURES, []], help="which figures; all when left out")
     parser.add_argument("--rounds", type=int, help="rounds per figure")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write every number to this file")
     args = parser.parse_args()
+    if args.serve:
+        side, figure = args.serve.split()
+        serve(side, figure)
+        return
     results = []
     for name in args.figure or FIGURES:
         run, rounds = FIGURES[name]

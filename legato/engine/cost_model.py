@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-_SOLVE_EVERY = 16  # calls; solving costs more than all the rest
+_SOLVE_EVERY = 32  # calls, a multiple of _SAMPLE; solving costs more than all the rest
+_SETTLED, _SAMPLE = 64, 4  # after so many calls every fourth is enough: the fit itself takes time from the step
 _FORGET = 0.96  # what a call still weighs after one more
 _OUTLIER = 2.0  # a call counts as at most this many times its prediction
 _TRUST_AFTER = 5  # calls before an outlier can be told from a bad first guess
@@ -42,10 +43,12 @@ class CallCost:
 
     def learn(self, num_tokens: int, depth: float, took_ms: float) -> None:
         """A call of `num_tokens` with `depth` tokens before each of them, in the mean, took this long."""
-        x = _features(num_tokens, depth)
-        if self._num_calls >= _TRUST_AFTER:
-            took_ms = min(took_ms, float(self._weights @ x) * _OUTLIER + 1.0)
         self._num_calls += 1
+        if self._num_calls > _SETTLED and self._num_calls % _SAMPLE:
+            return
+        x = _features(num_tokens, depth)
+        if self._num_calls > _TRUST_AFTER:
+            took_ms = min(took_ms, float(self._weights @ x) * _OUTLIER + 1.0)
         self._seen = self._seen * _FORGET + np.outer(x, x)
         self._took = self._took * _FORGET + x * took_ms
         self._is_solved = False

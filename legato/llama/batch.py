@@ -54,13 +54,16 @@ class BatchBuffer:
         num_logits = 0
         for row in rows:
             end = used + len(row.tokens)
-            self._token[used:end] = row.tokens
-            self._pos[used:end] = np.arange(row.start, row.start + len(row.tokens))
-            self._seq[used:end] = row.slot
-            self._logits[used:end] = 0
-            if row.wants_logits:
-                self._logits[end - 1] = 1
-                num_logits += 1
+            if end - used == 1:  # a running stream's row, the common case: no slices
+                self._token[used], self._pos[used], self._seq[used] = row.tokens[0], row.start, row.slot
+                self._logits[used] = row.wants_logits
+            else:
+                self._token[used:end] = row.tokens
+                self._pos[used:end] = np.arange(row.start, row.start + len(row.tokens))
+                self._seq[used:end] = row.slot
+                self._logits[used:end] = 0
+                self._logits[end - 1] = row.wants_logits
+            num_logits += row.wants_logits
             used = end
         self.raw.n_tokens = used
         return num_logits

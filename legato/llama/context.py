@@ -1,5 +1,6 @@
 """A context: one KV stream per slot, and the forward pass over them."""
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -67,6 +68,8 @@ class LlamaContext:
         self._memory = lib.llama_get_memory(self._handle)
         self._batch = BatchBuffer(params.batch_tokens)
         self._weights = model.weights  # must outlive the context
+        self._view_key = (0, 0)
+        self._view: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
         self._window = model.window
         self._has_recurrent_state = model.has_recurrent_state
         self.num_slots = params.num_slots
@@ -87,7 +90,11 @@ class LlamaContext:
             self._lib.llama_synchronize(self._handle)  # on a GPU the call returns early; its time is wanted
             return np.empty((0, self.vocab_size), dtype=np.float32)
         pointer: Any = self._lib.llama_get_logits(self._handle)
-        return np.ctypeslib.as_array(pointer, shape=(num_logits, self.vocab_size))
+        key = (ctypes.addressof(pointer.contents), num_logits)
+        if key != self._view_key:  # the buffer seldom moves, and making a view costs more than the argmax over it
+            self._view_key = key
+            self._view = np.ctypeslib.as_array(pointer, shape=(num_logits, self.vocab_size))
+        return self._view
 
     def truncate(self, slot: int, length: int) -> bool:
         """Forget the slot's positions from `length` on. False when this model cannot go back there: then the slot must

@@ -11,7 +11,7 @@ def truth(n: int, depth: float) -> float:
     return 4 + 1.5 * n + 0.4 * n * depth / 1024
 
 
-def trained(steps: int = 200, noise: float = 0.0, outliers: float = 0.0) -> CallCost:
+def trained(steps: int = 600, noise: float = 0.0, outliers: float = 0.0) -> CallCost:
     rng = random.Random(1)
     cost = CallCost()
     for _ in range(steps):
@@ -23,7 +23,7 @@ def trained(steps: int = 200, noise: float = 0.0, outliers: float = 0.0) -> Call
 
 @pytest.mark.parametrize("n, depth", [(2, 0), (16, 100), (64, 3000), (128, 4000)])
 def test_it_predicts_what_it_has_learned(n: int, depth: float) -> None:
-    assert trained().predict_ms(n, depth) == pytest.approx(truth(n, depth), rel=0.05)
+    assert trained().predict_ms(n, depth) == pytest.approx(truth(n, depth), rel=0.05, abs=1)
     assert trained(noise=0.2).predict_ms(n, depth) == pytest.approx(truth(n, depth), rel=0.35, abs=4)
 
 
@@ -35,13 +35,13 @@ def test_one_outlier_does_not_mislead_it() -> None:
 
 
 def test_some_outliers_leave_it_near_the_truth() -> None:
-    assert trained(steps=400, outliers=0.05).predict_ms(64, 1000) == pytest.approx(truth(64, 1000), rel=0.35)
+    assert trained(steps=1200, outliers=0.05).predict_ms(64, 1000) == pytest.approx(truth(64, 1000), rel=0.35)
 
 
 def test_a_slower_machine_is_followed() -> None:
     cost = trained()
     rng = random.Random(2)
-    for _ in range(60):
+    for _ in range(240):
         n, depth = rng.randint(2, 128), rng.uniform(0, 4000)
         cost.learn(n, depth, truth(n, depth) * 3)
     assert cost.predict_ms(64, 1000) == pytest.approx(3 * truth(64, 1000), rel=0.2)
