@@ -33,7 +33,7 @@ class FakeTokens:
         self._pieces = list(pieces)
         self._ends = ends
         self._control = control
-        self.end_ids: NDArray[np.int64] = np.array(sorted(ends), dtype=np.int64)
+        self.end_ids = tuple(sorted(ends))
 
     def token_bytes(self, token: int) -> bytes:
         return b"" if token in self._ends | self._control else self._pieces[token]

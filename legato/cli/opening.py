@@ -58,8 +58,10 @@ class _Loading:
     def _run(self, name: str, config: EngineConfig, note: WaitNote) -> None:
         try:
             resolved = importlib.import_module("legato.models.registry").resolve(name)
-            load = importlib.import_module("legato.engine.loader").load
-            self._loaded = (resolved.name, *load(resolved.path, config, note.share))
+            load_model = importlib.import_module("legato.engine.loader").load_model
+            model, params = load_model(resolved.path, config, note.share)
+            context = importlib.import_module("legato.llama.context").LlamaContext(model, params)
+            self._loaded = (resolved.name, model, context)
         except BaseException as error:
             self._error = error
 

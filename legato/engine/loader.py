@@ -1,4 +1,4 @@
-"""From a file to a model with a context: everything is checked and sized before libllama sees it."""
+"""From a file to a model: everything is checked and sized before libllama sees it."""
 
 import os
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ import psutil
 
 from legato.core.errors import ConfigError
 from legato.engine.config import EngineConfig
-from legato.llama.context import ContextParams, FlashAttention, KVType, LlamaContext
 from legato.llama.model import LlamaModel, Progress
+from legato.llama.params import ContextParams, FlashAttention, KVType
 from legato.models.gguf import check_model
 from legato.models.header import GGUFHeader
 from legato.models.memory import ContextSettings, check_memory, largest_context
@@ -20,11 +20,15 @@ _LEAST_CONTEXT = 256
 _KV_TYPE = {"f16": KVType.F16, "q8_0": KVType.Q8_0, "q4_0": KVType.Q4_0}
 
 
-def load(path: Path, config: EngineConfig, on_progress: Progress | None = None) -> tuple[LlamaModel, LlamaContext]:
-    """Raises ModelFileError, InsufficientMemoryError, ConfigError or EngineLibraryError."""
+def load_model(
+    path: Path, config: EngineConfig, on_progress: Progress | None = None
+) -> tuple[LlamaModel, ContextParams]:
+    """The model, and the settings of a context for it. Needs no numpy: a command can load beside its imports.
+
+    Raises ModelFileError, InsufficientMemoryError, ConfigError or EngineLibraryError.
+    """
     params = _context_params(config, check_model(path))
-    model = LlamaModel.load(path, gpu_layers=config.gpu_layers, on_progress=on_progress)
-    return model, LlamaContext(model, params)
+    return LlamaModel.load(path, gpu_layers=config.gpu_layers, on_progress=on_progress), params
 
 
 def _context_params(config: EngineConfig, headers: Sequence[GGUFHeader]) -> ContextParams:

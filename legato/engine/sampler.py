@@ -17,10 +17,9 @@ class Sampler:
         self._tokens = tokens
         self._num_alternatives = options.logprobs
         self._min_tokens = limits.min_tokens
-        none = np.empty(0, dtype=np.int64)
-        ends = tokens.end_ids if limits.ignore_eos or limits.min_tokens else none
-        self._never = ends if limits.ignore_eos else none
-        self._not_yet = np.concatenate([ends, np.array(limits.stop_token_ids, dtype=np.int64)])
+        ends = tokens.end_ids if limits.ignore_eos or limits.min_tokens else ()
+        self._never = np.array(ends if limits.ignore_eos else (), dtype=np.int64)
+        self._not_yet = np.array([*ends, *limits.stop_token_ids], dtype=np.int64)
         # A plain argmax needs no chain, and costs a tenth of one.
         self._chain = None if _is_plain_greedy(options.sampling) else SamplerChain(options.sampling, seed, space)
         self._needs_history = needs_history(options.sampling)

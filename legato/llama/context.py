@@ -2,8 +2,6 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -13,33 +11,7 @@ from legato.core.errors import ConfigError, EngineError
 from legato.llama.batch import BatchBuffer, BatchRow
 from legato.llama.library import clear_log, load_library, recent_log
 from legato.llama.model import LlamaModel
-
-
-class FlashAttention(Enum):
-    AUTO = -1
-    OFF = 0
-    ON = 1
-
-
-class KVType(Enum):
-    """Element types of the KV cache; values are ggml's."""
-
-    F16 = 1
-    Q4_0 = 2
-    Q8_0 = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ContextParams:
-    """context_length: tokens per slot. batch_tokens: the most tokens in one decode call. threads: for every call."""
-
-    context_length: int
-    num_slots: int
-    batch_tokens: int
-    threads: int
-    flash_attention: FlashAttention
-    kv_type_k: KVType
-    kv_type_v: KVType
+from legato.llama.params import ContextParams
 
 
 class LlamaContext:

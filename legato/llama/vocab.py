@@ -4,9 +4,6 @@ import ctypes
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from legato.core.errors import RequestError
 from legato.llama.library import load_library
 
@@ -57,10 +54,10 @@ class Vocab:
         return bool(self._lib.llama_vocab_is_eog(self._handle, token))
 
     @cached_property
-    def end_ids(self) -> NDArray[np.int64]:
+    def end_ids(self) -> tuple[int, ...]:
         """All end-of-generation ids, ascending."""
         is_end, handle = self._lib.llama_vocab_is_eog, self._handle
-        return np.array([t for t in range(self.num_tokens) if is_end(handle, t)], dtype=np.int64)
+        return tuple(t for t in range(self.num_tokens) if is_end(handle, t))
 
     @cached_property
     def control_tokens(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ from legato.core.messages import Message
 from legato.core.request import ChatRequest, Request
 from legato.engine.config import EngineConfig
 from legato.engine.engine import Engine
-from legato.engine.loader import load
+from legato.engine.loader import load_model
 from legato.engine.mailbox import Mailbox
 from legato.engine.sampler import Sampler
 from legato.engine.sequence import Sequence as EngineSequence
@@ -86,8 +86,8 @@ class LocalProvider:
         that is loaded, 0 to 1.
         """
         config = config or EngineConfig()
-        model, context = load(path, config, on_progress)
-        return cls(name, model, context, config)
+        model, params = load_model(path, config, on_progress)
+        return cls(name, model, LlamaContext(model, params), config)
 
     def prompt_ids(self, request: Request) -> list[int]:
         """The prompt's token ids: a chat by its template, whose message text cannot become a control token.

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from legato.core.errors import ModelFileError, RequestError
 from legato.core.request import SamplingParams
 from legato.llama.batch import BatchRow
-from legato.llama.context import ContextParams, FlashAttention, KVType, LlamaContext
+from legato.llama.context import LlamaContext
 from legato.llama.library import load_library, system_info
 from legato.llama.model import LlamaModel
+from legato.llama.params import ContextParams, FlashAttention, KVType
 from legato.llama.samplers import SamplerChain, SamplerSpace
 from legato.models.registry import resolve
 
