@@ -17,9 +17,10 @@ import numpy as np
 from legato.core.errors import LegatoError
 from legato.llama.batch import BatchRow
 from legato.llama.context import LlamaContext
-from legato.llama.library import library_version, system_info
+from legato.llama.library import system_info
 from legato.llama.model import LlamaModel
 from legato.llama.params import ContextParams, FlashAttention, KVType
+from legato.llama.version import library_version
 
 # Several rows at once take other kernels than one row does (AMX tiles among them): both must be tried.
 _PROMPT_TOKENS = 40

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import sys
 import types
@@ -74,9 +73,3 @@ def clear_log() -> None:
 def system_info() -> str:
     """The features that the library was built with and this processor runs, as libllama lists them."""
     return str(load_library().llama_print_system_info().decode())
-
-
-def library_version() -> str:
-    """Version of llama-cpp-python and of the libllama inside it."""
-    binding = importlib.metadata.version("llama-cpp-python")
-    return f"llama-cpp-python {binding}, libllama {load_library().llama_version().decode()}"
