@@ -4,6 +4,7 @@ Both decoders check what libllama would not forgive: positions without gaps, slo
 call, so that a test can see which path was taken.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,17 @@ class RecordingDecoder:
 
     def clear(self, slot: int) -> None:
         self.held[slot].clear()
+
+    def fork(self, source: int, target: int) -> bool:
+        self.held[target] = list(self.held[source])
+        return True
+
+    def save(self, slot: int) -> bytes:
+        return array("i", self.held[slot]).tobytes()
+
+    def restore(self, slot: int, data: bytes) -> bool:
+        self.held[slot] = array("i", data).tolist()
+        return True
 
     def logits(self, held: list[int]) -> NDArray[np.float32]:
         raise NotImplementedError

@@ -31,6 +31,7 @@ _ENGINE_HELP = {
 _COMMA_LISTS = {"samplers"}  # an order is written in one piece
 _PAIR = "ID=NUMBER"
 _ONLY_RUN = {"n", "logprobs"}
+_ONLY_SHARED = {"priority", "cache_salt"}  # of no use to a command that has the engine to itself
 
 
 class SectionOption(click.Option):
@@ -89,7 +90,8 @@ def generation_options(*, chat: bool) -> Iterator[Decorator]:
     for section, params in (("Limits", Limits), ("Sampling", SamplingParams), ("Output", GenerationOptions)):
         hints = get_type_hints(params)
         for f in fields(params):
-            if "help" in f.metadata and not (chat and f.name in _ONLY_RUN):
+            wanted = f.name not in _ONLY_SHARED and not (chat and f.name in _ONLY_RUN)
+            if "help" in f.metadata and wanted:
                 yield _option(f, hints[f.name], section, f.metadata["help"], _check_generation)
 
 

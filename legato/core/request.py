@@ -139,11 +139,14 @@ class GenerationOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: Limits = field(default_factory=Limits)
     priority: int = _option(0, "lower goes first: into a slot, and while prompts are read", -1000, 1000)
+    cache_salt: str = _option("", "requests with different salts never share what was read of their prompts")
     n: int = _option(1, "how many answers to draw, each with a seed of its own", 1, 128)
     logprobs: int | None = _option(None, "report log probabilities, with this many alternatives per token", 0, 100)
 
     def __post_init__(self) -> None:
         _check_numbers(self)
+        if not isinstance(self.cache_salt, str):
+            raise RequestError("cache_salt must be a string", field="cache_salt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class EngineConfig:
     itl_target_ms: no running stream waits longer than this between two tokens because a prompt is read beside it;
         None = 100 ms (10 tokens a second, faster than people read) or 3 × a pure decode step, whichever is more.
     prefill_chunk: the most prompt tokens per step, whatever the target allows.
+    cache_ram_mb: RAM for the KV of prompts that were pushed out of their slots; 0 = keep none.
     max_queue: generations that may wait for a slot; one more is refused with OverloadedError.
     unread_limit: tokens a reader may leave unread before its generation is parked.
     stall_timeout_s: a parked generation is cancelled after this long.
@@ -37,6 +38,7 @@ class EngineConfig:
     gpu_layers: int = -1
     itl_target_ms: float | None = None
     prefill_chunk: int = 512
+    cache_ram_mb: int = 512
     max_queue: int = 1024
     unread_limit: int = 1024
     stall_timeout_s: float = 300.0
@@ -49,6 +51,7 @@ class EngineConfig:
             ("gpu_layers", -1, 100_000),
             ("prefill_chunk", 4, 65_536),
             ("max_queue", 0, 2**31 - 1),
+            ("cache_ram_mb", 0, 2**31 - 1),
             ("unread_limit", 1, 2**31 - 1),
         ):
             value = getattr(self, name)

@@ -17,6 +17,7 @@ class Decoder(Protocol):
     num_slots: int
     context_length: int
     vocab_size: int
+    can_rewind: bool  # False: truncate never works, since the state is recurrent
 
     def decode(self, rows: Sequence[BatchRow]) -> Logits:
         """Logits [rows that want them, vocab], valid until the next call and free to be written to."""
@@ -27,6 +28,18 @@ class Decoder(Protocol):
         ...
 
     def clear(self, slot: int) -> None: ...
+
+    def fork(self, source: int, target: int) -> bool:
+        """Make target hold what source holds; False when that cannot be done."""
+        ...
+
+    def save(self, slot: int) -> bytes:
+        """What a slot holds, in a form that only the same kind of decoder reads."""
+        ...
+
+    def restore(self, slot: int, data: bytes) -> bool:
+        """Make a slot hold what was saved; False when the data do not fit."""
+        ...
 
 
 class TokenTable(Protocol):

@@ -8,9 +8,10 @@ from legato.core.events import FinishReason, TokenLogprobs
 from legato.engine.config import EngineConfig
 from legato.engine.cost_model import CallCost, CostModel
 from legato.engine.decoder import Decoder, Logits, TokenTable
+from legato.engine.prefix_cache import Plan, PrefixCache, Start
+from legato.engine.ram_cache import RamCache
 from legato.engine.scheduler import Scheduler
 from legato.engine.sequence import Sequence, SequenceEnd, SequenceOutput, SequenceStatus
-from legato.engine.slots import SlotPool
 from legato.llama.batch import BatchRow
 
 Deliver = Callable[[list[SequenceOutput]], None]
@@ -30,7 +31,8 @@ class Engine:
         self._decoder = decoder
         self._tokens = tokens
         self._stall_timeout_s = config.stall_timeout_s
-        self._slots = SlotPool(decoder.num_slots)
+        ram = RamCache(config.cache_ram_mb * 2**20)
+        self._cache = PrefixCache(decoder.num_slots, ram, can_rewind=decoder.can_rewind)
         self._cost = cost or CostModel()
         self._scheduler = Scheduler(self._cost, most_tokens=config.prefill_chunk, itl_target_ms=config.itl_target_ms)
         self._requests: dict[str, list[Sequence]] = {}  # not yet finished
@@ -41,7 +43,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing to compute until a command comes or `next_deadline` passes."""
-        can_admit = self._scheduler.next_waiting() is not None and self._slots.num_free > 0
+        can_admit = self._scheduler.num_waiting > 0 and self._cache.num_free > 0
         return not self._scheduler.has_work and not can_admit
 
     @property
@@ -88,7 +90,7 @@ class Engine:
 
     def check(self) -> None:
         """Raises EngineError when the accounts do not agree."""
-        self._slots.check({seq.slot for seq in self._scheduler.running if seq.slot is not None})
+        self._cache.check({seq.slot: seq for seq in self._scheduler.running if seq.slot is not None})
         open_sequences = sum(len(mine) for mine in self._requests.values())
         if open_sequences != len(self._scheduler.running) + self._scheduler.num_waiting:
             raise EngineError(f"{open_sequences} sequences are open, and others are scheduled")
@@ -126,18 +128,34 @@ class Engine:
         return min(ends, key=lambda end: end[0])
 
     def _admit(self) -> None:
-        while (seq := self._scheduler.next_waiting()) is not None:
-            found = self._slots.acquire(seq.token_ids)
-            if found is None:
+        """Sequences that wait for a prefix that is being read let others pass."""
+        for seq in self._scheduler.first_waiting(2 * self._decoder.num_slots):
+            if self._cache.num_free == 0:
                 return
-            seq.slot, num_known = found
-            if num_known == 0 or not self._decoder.truncate(seq.slot, num_known):
-                self._decoder.clear(seq.slot)
-                num_known = 0
-            seq.num_cached_tokens = seq.num_computed_tokens = num_known
+            plan = self._cache.plan(seq)
+            if plan is None:
+                continue
+            seq.num_cached_tokens = seq.num_computed_tokens = self._prepare(plan)
+            seq.slot = plan.slot
+            self._cache.occupy(plan.slot, seq)
             seq.clock.admitted = self.clock()
             seq.advance(SequenceStatus.PREFILL)
             self._scheduler.admit(seq)
+
+    def _prepare(self, plan: Plan) -> int:
+        """Carry out a plan; → tokens that the slot holds now. What cannot be moved is read again."""
+        decoder, slot = self._decoder, plan.slot
+        if plan.evicts:
+            self._cache.evicted(slot, decoder.save(slot))
+        holds = plan.start is Start.IN_PLACE
+        if plan.start is Start.FORK and plan.source is not None:
+            holds = decoder.fork(plan.source, slot)
+        elif plan.start is Start.RESTORE and plan.entry is not None:
+            holds = decoder.restore(slot, plan.entry.data)
+        if holds and decoder.truncate(slot, plan.num_known):
+            return plan.num_known
+        decoder.clear(slot)
+        return 0
 
     def _advance(self, seq: Sequence, logits: Logits) -> SequenceOutput | None:
         """Draw one token from the row that was just computed; None when there is nothing to send yet."""
@@ -180,7 +198,7 @@ class Engine:
             text += tail
         self._scheduler.remove(seq)
         if seq.slot is not None:
-            self._slots.release(seq.slot, seq.token_ids[: seq.num_computed_tokens])
+            self._cache.release(seq.slot, seq.token_ids[: seq.num_computed_tokens])
         seq.sampler.close()
         self._timed.discard(seq)
         mine = self._requests[seq.request_id]

@@ -1,5 +1,7 @@
 """What goes into a step: every running stream in the decode call, then one prefill call up to a budget. Pure."""
 
+from itertools import islice
+
 from legato.engine.cost_model import CostModel
 from legato.engine.sequence import Sequence, SequenceStatus
 from legato.llama.batch import BatchRow
@@ -34,9 +36,10 @@ class Scheduler:
     def num_waiting(self) -> int:
         return sum(len(level) for level in self._waiting.values())
 
-    def next_waiting(self) -> Sequence | None:
-        """The one to admit next: lowest priority number, then first come."""
-        return next(iter(self._waiting[min(self._waiting)])) if self._waiting else None
+    def first_waiting(self, count: int) -> list[Sequence]:
+        """Those to admit next: lowest priority number, then first come."""
+        in_order = (seq for priority in sorted(self._waiting) for seq in self._waiting[priority])
+        return list(islice(in_order, count))
 
     def admit(self, seq: Sequence) -> None:
         """It has a slot now."""

@@ -63,6 +63,27 @@ def test_a_rewound_slot_equals_a_fresh_one_bit_for_bit(context: LlamaContext) ->
     assert context.truncate(1, 90)  # nothing to forget
 
 
+def test_a_fork_and_a_restored_state_equal_a_fresh_one_bit_for_bit(context: LlamaContext) -> None:
+    context.clear(0)
+    fresh = read(context, 0, PROMPT, 64)
+    for slot in (1, 2):
+        context.clear(slot)
+    read(context, 1, [9] * 40, 64)  # something else was there
+    context.clear(0)
+    read(context, 0, [*PROMPT[:70], 5, 6, 7], 64)
+    assert context.fork(0, 1)
+    assert context.length(1) == 73
+    assert context.truncate(1, 70)
+    data = context.save(0)
+    assert context.restore(2, data)
+    assert context.truncate(2, 70)
+    context.clear(0)  # neither depends on the source
+    for slot in (1, 2):
+        assert np.array_equal(read(context, slot, PROMPT, 64, start=70), fresh)
+    assert not context.restore(2, data[: len(data) // 2])
+    assert context.length(2) == 0
+
+
 def test_a_decode_row_is_the_same_alone_and_beside_others(context: LlamaContext) -> None:
     def step(*slots: int) -> NDArray[np.float32]:
         for slot in slots:
