@@ -116,6 +116,10 @@ class PrefixCache:
         """Keep what an idle slot held."""
         self._ram.put(RamEntry(self._slots[slot].tokens, self._slots[slot].salt, data))
 
+    def restored(self, entry: RamEntry) -> None:
+        """It was of use: among the entries it is now the last to go."""
+        self._ram.touch(entry)
+
     def check(self, running: dict[int, Sequence]) -> None:
         """Raises EngineError unless exactly these sequences hold these slots."""
         held = {i: slot.holder for i, slot in enumerate(self._slots) if slot.holder is not None}

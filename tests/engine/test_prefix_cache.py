@@ -191,6 +191,19 @@ def test_the_ram_budget_holds() -> None:
     assert used.moves.count("save") >= 5
 
 
+def test_what_ram_was_asked_for_lately_stays_longest() -> None:
+    used = decoder(slots=1)
+    big = 2**20 // 4 // 3 - 50  # tokens: three such states fit the budget
+    used.context_length = big + 200
+    engine = make_engine(used, TOKENS, EngineConfig(cache_ram_mb=1))
+    for name in range(4):  # 0, 1 and 2 are in RAM then, 3 in the slot
+        run_all(engine, ask([name] * big, str(name), max_tokens=1))
+    assert cached(run_all(engine, ask([0] * big, "again", max_tokens=1)))["again"] == big - 2
+    run_all(engine, ask([5] * big, "new", max_tokens=1))  # pushes out the one that was not asked for longest
+    assert cached(run_all(engine, ask([0] * big, "0 once more", max_tokens=1)))["0 once more"] == big - 2
+    assert cached(run_all(engine, ask([1] * big, "1 is gone", max_tokens=1)))["1 is gone"] == 0
+
+
 def test_random_conversations_with_shared_beginnings_are_right() -> None:
     """Two thousand operations on few slots: accounts agree, texts are right, and little is read."""
     rng = random.Random(9)
