@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": ("legato.cli.chat:chat", "Talk with a model, here in the terminal."),
     "models": ("legato.cli.models:models", "List, get, inspect and remove models."),
     "doctor": ("legato.cli.doctor:doctor", "Say what is here, try the engine, and say what is wrong."),
+    "bench": ("legato.cli.bench:bench", "Measure latency, stalls and load, beside any server."),
 }
 
 
