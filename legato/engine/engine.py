@@ -152,7 +152,6 @@ class Engine:
             holds = decoder.fork(plan.source, slot)
         elif plan.start is Start.RESTORE and plan.entry is not None:
             holds = decoder.restore(slot, plan.entry.data)
-            self._cache.restored(plan.entry)
         if holds and decoder.truncate(slot, plan.num_known):
             return plan.num_known
         decoder.clear(slot)

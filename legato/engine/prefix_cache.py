@@ -92,6 +92,7 @@ class PrefixCache:
             return None
         entry, in_ram = self._ram.longest(wanted, salt, self._usable)
         if entry is not None and in_ram >= known + WORTH_MOVING:
+            self._ram.touch(entry)  # before what the slot holds comes in and pushes the oldest out
             return self._into(self._victim(free), Start.RESTORE, in_ram, entry=entry)
         if source is None or known == 0:
             return self._into(self._victim(free), Start.FRESH)
@@ -115,10 +116,6 @@ class PrefixCache:
     def evicted(self, slot: int, data: bytes) -> None:
         """Keep what an idle slot held."""
         self._ram.put(RamEntry(self._slots[slot].tokens, self._slots[slot].salt, data))
-
-    def restored(self, entry: RamEntry) -> None:
-        """It was of use: among the entries it is now the last to go."""
-        self._ram.touch(entry)
 
     def check(self, running: dict[int, Sequence]) -> None:
         """Raises EngineError unless exactly these sequences hold these slots."""
