@@ -122,10 +122,18 @@ def metrics(plan: ContextPlan) -> list[Metric]:
 
 def panels(results: Sequence[TargetResult]) -> Sequence[Panel]:
     def lines(key: str) -> list[Series]:
-        return [Series(result.name, sorted(result.samples.traces.get(key, []))) for result in results]
+        return [Series(result.name, _medians(result.samples.traces.get(key, []))) for result in results]
 
     return [
         Panel("First text, full prompt", "context, tokens", "TTFT, ms", lines("ttft_full"), "line"),
         Panel("First text, short prompt", "context, tokens", "TTFT, ms", lines("ttft_short"), "line"),
         Panel("Gaps by depth", "tokens before", "median ITL, ms", lines("gap"), "line"),
     ]
+
+
+def _medians(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """One point for each x, in order."""
+    by_x: dict[float, list[float]] = {}
+    for x, y in points:
+        by_x.setdefault(x, []).append(y)
+    return [(x, percentile(by_x[x], 0.5)) for x in sorted(by_x)]

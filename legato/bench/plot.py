@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from legato.bench.results import Outcome, Panel, Series
 
@@ -55,6 +55,10 @@ def _draw_series(axes: Any, panel: Panel, series: Series, place: int) -> None:
             axes.plot(x, y, label=label, color=colour, marker=marker, markersize=4, linestyle="none", alpha=0.8)
 
 
+def _plain(value: float, _place: int | None) -> str:
+    return f"{value:g}"
+
+
 def _scale(axes: Any, panel: Panel) -> None:
     if panel.kind == "share":
         axes.set_ylim(0, 1.02)
@@ -62,7 +66,9 @@ def _scale(axes: Any, panel: Panel) -> None:
     if panel.is_log:
         axis = axes.xaxis if panel.kind == "share" else axes.yaxis
         (axes.set_xscale if panel.kind == "share" else axes.set_yscale)("log")
-        axis.set_major_formatter(LogFormatter())
+        axis.set_major_formatter(_plain)
+        low, high = axis.get_view_interval()
+        axis.set_minor_formatter(_plain if high < 8 * low else NullFormatter())  # a wide axis has labels enough
     elif panel.kind != "share":
         axes.set_ylim(bottom=0)
     if panel.counts:

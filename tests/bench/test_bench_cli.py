@@ -97,14 +97,14 @@ def test_cold_says_why_there_was_no_answer(capsys: pytest.CaptureFixture[str]) -
 
 def test_context_in_process(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "context.png"
-    args = ("--rounds", "1", "--contexts", "128,192", "--answer", "2", "--threads", "1", "--plot", str(picture))
+    args = ("--rounds", "1", "--contexts", "112,128", "--answer", "2", "--threads", "1", "--plot", str(picture))
     value = measure(capsys, "context", *args)
     assert [target["name"] for target in value["targets"]] == ["flash attention off", "flash attention on"]
     for place in (0, 1):
         found = counts(value, place)
-        assert all(found[f"{key}@{size}"] == 1 for key in ("ttft_short", "ttft_full", "memory") for size in (128, 192))
+        assert all(found[f"{key}@{size}"] == 1 for key in ("ttft_short", "ttft_full", "memory") for size in (112, 128))
         depths = [x for x, _ in value["targets"][place]["traces"]["gap"]]
-        assert len(depths) == 7 and 120 < max(depths) <= 192  # 16, ¼, ½ and full of each; of 128, ½ is more than full
+        assert len(depths) == 6 and 64 < max(depths) <= 128  # 16, ¼ and full of each; ½ is more than full
     assert picture.read_bytes().startswith(PNG)
 
 
