@@ -212,6 +212,7 @@ def context_(**values: Any) -> None:
             "seed": seed,
             "contexts": plan.contexts,
             "answer": plan.answer,
+            "threads": values["threads"],
             "rounds": plan.rounds,
         }
         panels = by_context.panels(results)
