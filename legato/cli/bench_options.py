@@ -11,7 +11,7 @@ from legato.cli.options import DEFAULT_MODEL, SectionOption
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Number(click.ParamType):
+class Number(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.5
     """A finite number above 0. Its range is not shown in `--help`, only in the error."""
 
     name = "number"
@@ -26,7 +26,7 @@ class Number(click.ParamType):
         return number
 
 
-class Whole(click.ParamType):
+class Whole(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.5
     """A whole number in a range that is not shown in `--help`, only in the error."""
 
     name = "integer"

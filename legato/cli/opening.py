@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from legato.api import LLM
 
 _NOTE_AFTER_S = 1.0
+_SHARE_S = 0.0002  # each call into libllama gives the GIL away and must get it back from the imports
+_LARGE = 512 * 2**20  # bytes; smaller models are loaded before a share of them could be read
 
 
 def open_model(options: CommonOptions) -> "LLM":
@@ -30,8 +32,13 @@ def open_model(options: CommonOptions) -> "LLM":
     try:
         with interrupt_kills():
             loading = _Loading(options.model, config, note)
-            api, local = importlib.import_module("legato.api"), importlib.import_module("legato.providers.local")
-            name, model, context = loading.result()
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(_SHARE_S)
+            try:
+                api, local = importlib.import_module("legato.api"), importlib.import_module("legato.providers.local")
+                name, model, context = loading.result()
+            finally:
+                sys.setswitchinterval(interval)
             llm: LLM = api.LLM(local.LocalProvider(name, model, context, config))
             return llm
     finally:
@@ -59,7 +66,9 @@ class _Loading:
         try:
             resolved = importlib.import_module("legato.models.registry").resolve(name)
             load_model = importlib.import_module("legato.engine.loader").load_model
-            model, params = load_model(resolved.path, config, note.share)
+            # Each report wants the GIL, which the imports beside this thread hold: only where it will be read.
+            progress = note.share if resolved.size_bytes >= _LARGE else None
+            model, params = load_model(resolved.path, config, progress)
             context = importlib.import_module("legato.llama.context").LlamaContext(model, params)
             self._loaded = (resolved.name, model, context)
         except BaseException as error:

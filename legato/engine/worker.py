@@ -119,7 +119,7 @@ class EngineWorker:
 
     def _drain(self) -> bool:
         """Apply all commands that wait. Blocks while the engine is idle. False: close."""
-        while True:
+        while not self._commands.empty() or self._engine.idle:
             try:
                 command = self._next_command()
             except queue.Empty:
@@ -135,6 +135,7 @@ class EngineWorker:
                     self._engine.resume(request_id)
                 case _Close():
                     return False
+        return True
 
     def _next_command(self) -> _Command:
         """Raises queue.Empty when the engine has work, or a deadline came."""

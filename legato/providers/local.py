@@ -164,10 +164,13 @@ def _events(outputs: list[SequenceOutput]) -> Iterator[StreamEvent]:
     """Outputs of one choice that waited side by side leave as one delta, for a reader that was away."""
     for index, group in itertools.groupby(outputs, key=lambda output: output.index):
         run = list(group)
-        text = "".join(output.text for output in run)
-        token_ids = tuple(itertools.chain.from_iterable(output.token_ids for output in run))
-        logprobs = tuple(itertools.chain.from_iterable(output.logprobs for output in run))
+        last = run[-1]
+        text, token_ids, logprobs = last.text, last.token_ids, last.logprobs
+        if len(run) > 1:
+            text = "".join(output.text for output in run)
+            token_ids = tuple(itertools.chain.from_iterable(output.token_ids for output in run))
+            logprobs = tuple(itertools.chain.from_iterable(output.logprobs for output in run))
         if text or logprobs or token_ids:
             yield TextDelta(text, index, token_ids, logprobs)
-        if (end := run[-1].end) is not None:
+        if (end := last.end) is not None:
             yield Finished(end.reason, end.usage, end.timing, index, end.stop_sequence)
