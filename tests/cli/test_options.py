@@ -8,7 +8,9 @@ from legato.cli.main import main
 from legato.cli.options import CommonOptions, common_options, take_common
 from legato.core.request import GenerationOptions, Limits, SamplingParams, make_options
 
-DECLARED = [f for params in (SamplingParams, Limits, GenerationOptions) for f in fields(params) if f.metadata]
+ONLY_SHARED = {"priority", "cache_salt"}  # of no use to a command that has the engine to itself
+EVERY_FIELD = [f for params in (SamplingParams, Limits, GenerationOptions) for f in fields(params) if f.metadata]
+DECLARED = [f for f in EVERY_FIELD if f.name not in ONLY_SHARED]
 
 
 def parse(*args: str, chat: bool = False) -> CommonOptions:
