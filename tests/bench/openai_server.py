@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class OpenAIServer:
         self.calls: list[Call] = []
         self.url = ""
         self._script = script
+        self._handlers: set[asyncio.Task[Any]] = set()
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -86,9 +87,16 @@ class OpenAIServer:
         self._ready.set()
         await self._stop.wait()
         server.close()
+        # The loop must not end before its sockets are closed.
+        for handler in self._handlers:
+            handler.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         work: asyncio.Task[None] | None = None
+        this = asyncio.current_task()
+        assert this is not None
+        self._handlers.add(this)
         try:
             call = await _read_call(reader, writer)
             work = asyncio.create_task(self._answer(call))
@@ -104,6 +112,9 @@ class OpenAIServer:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            self._handlers.discard(this)
 
     async def _answer(self, call: Call) -> None:
         if call.path == "/v1/models":
