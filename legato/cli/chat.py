@@ -11,9 +11,9 @@ import click
 from legato.chat.interrupt import InterruptGuard
 from legato.chat.repl import Answering, ModelInfo, Repl
 from legato.chat.session import ChatSession
-from legato.chat.view import Notices, is_terminal
+from legato.chat.view import is_terminal
 from legato.cli.errors import INTERRUPTED
-from legato.cli.opening import open_model
+from legato.cli.opening import note_missing_template, open_model
 from legato.cli.options import CommonOptions, SectionCommand, common_options, take_common
 from legato.cli.run import OutputOptions, answer_once, join_prompt
 from legato.cli.stdin import read_stdin
@@ -55,8 +55,7 @@ def chat(**values: Any) -> None:
 
 def _converse(options: CommonOptions) -> None:
     with open_model(options) as llm, InterruptGuard() as guard:
-        if not llm.has_chat_template:
-            Notices().say(f"note: {llm.model} brings no chat template; ChatML is used, and answers may be poor")
+        note_missing_template(llm)
         Repl(
             ChatSession(options.system),
             ModelInfo(llm.model, llm.context_length),

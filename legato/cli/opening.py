@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from legato.chat.interrupt import interrupt_kills
-from legato.chat.view import WaitNote, is_terminal
+from legato.chat.view import Notices, WaitNote, is_terminal
 from legato.cli.options import CommonOptions
 from legato.core.errors import UnknownModelError
 from legato.engine.config import EngineConfig
@@ -43,6 +43,12 @@ def open_model(options: CommonOptions) -> "LLM":
             return llm
     finally:
         note.clear()
+
+
+def note_missing_template(llm: "LLM") -> None:
+    """A chat with a model that was not made for one deserves a word."""
+    if not llm.has_chat_template:
+        Notices().say(f"note: {llm.model} brings no chat template; ChatML is used, and answers may be poor")
 
 
 class _Loading:

@@ -10,7 +10,7 @@ import click
 from legato.chat.interrupt import InterruptGuard
 from legato.chat.view import AnswerWriter, Notices, WaitNote, stats_line
 from legato.cli.errors import INTERRUPTED
-from legato.cli.opening import open_model
+from legato.cli.opening import note_missing_template, open_model
 from legato.cli.options import CommonOptions, SectionCommand, argument_text, common_options, take_common
 from legato.cli.stdin import read_stdin
 from legato.core.events import FinishReason
@@ -84,6 +84,8 @@ def answer_once(text: str, options: CommonOptions, output: OutputOptions) -> boo
     """Open the model, answer, close it. → whether Ctrl-C ended it."""
     writer = AnswerWriter()
     with open_model(options) as llm, InterruptGuard(kill_on_second=True) as guard, guard.answering():
+        if not output.is_raw:
+            note_missing_template(llm)
         note = WaitNote("reading the prompt …", _NOTE_AFTER_S)
         try:
             with _start(llm, text, options, output) as stream:
